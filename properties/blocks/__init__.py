@@ -1,0 +1,1 @@
+"""The blocks level: bookkeeping alone. Nothing here imports torch."""
