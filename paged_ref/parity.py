@@ -1,0 +1,244 @@
+"""When is a low-precision result right? The tolerance of this project, and why it is not a constant.
+
+A result is compared with float64 attention on the stored (rounded) inputs. How far a correct kernel may be
+away depends on the data, so it is measured: the same case is computed twice by plain low-precision code,
+once with the scale folded into the query and once with the scale applied to the scores. Real kernels do
+either, and at large scores they differ. Of these two runs the worse one is the *baseline*. For each query
+token and head:
+
+    max error  <= 2   * baseline max error  + (4 * eps + noise) * max |V|
+    mean error <= 1.5 * baseline mean error + (1 * eps + noise) * max |V|
+
+with eps of the dtype, the maximum over the values of the sequence, and `noise` = float32 eps times the
+largest sum of |scale * q_i * k_i|: the rounding of the scores that float32 accumulation leaves in every
+kernel, whatever its dtype. A fixed tolerance cannot do this: the effect of one wrong token shrinks like 1 /
+context length and falls below it. The factor 2 is flash-attn's (tests/test_flash_attn.py), the mean bound
+FlashAttention-3's (hopper/test_flash_attn.py). The floors cover baselines that are exact by luck: without
+them short float32 cases raise false alarms.
+
+Letters: T query tokens, N context tokens, H query heads, G KV heads, D head size.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .dense import AttentionResult, dense_attention, expand_heads, visible
+
+MAX_FACTOR = 2.0
+MEAN_FACTOR = 1.5
+MAX_FLOOR_EPS = 4.0
+MEAN_FLOOR_EPS = 1.0
+LSE_FACTOR = 2.0
+# Rounding the scaled query to the dtype moves a score by at most eps / 2 of the sum of its |products|.
+LSE_FLOOR_EPS = 0.5
+# Float32 sums of a few hundred terms in any order: 2.2 eps was the most in 4,000 correct runs (nothing else
+# in them).
+LSE_FLOOR_EPS32 = 4.0
+EPS32 = torch.finfo(torch.float32).eps
+EPS_TF32 = 2.0**-10
+
+
+def low_precision_attention(
+    q_THD: Tensor,
+    k_NGD: Tensor,
+    v_NGD: Tensor,
+    *,
+    scale: float,
+    scale_in_query: bool,
+    causal: bool = True,
+    window: int | None = None,
+    tf32: bool = False,
+) -> AttentionResult:
+    """Attention as plain code in the inputs' dtype computes it: every intermediate tensor is rounded to it.
+
+    Products accumulate in float32 whatever the dtype, as tensor cores do, so that the result does not
+    depend on the matrix library of the machine. With `tf32` (float32 inputs only) the factors of each
+    product are rounded to TF32, as a GPU may do. Returns float32 out and lse, on the CPU.
+    """
+    dtype = q_THD.dtype
+    q, k, v = (tensor.detach().to("cpu", torch.float32) for tensor in (q_THD, k_NGD, v_NGD))
+    if scale_in_query:
+        q = _rounded(q * scale, dtype)
+    factors = (_rounded_to_tf32(t) if tf32 else t for t in (q, expand_heads(k, q.shape[1])))
+    scores_HTN = _rounded(torch.einsum("thd,nhd->htn", *factors), dtype)
+    if not scale_in_query:
+        scores_HTN = _rounded(scores_HTN * scale, dtype)
+    scores_HTN.masked_fill_(~visible(q.shape[0], k.shape[0], causal=causal, window=window), -torch.inf)
+    lse_HT = torch.logsumexp(scores_HTN, dim=2)
+    finite_lse_HT = lse_HT.masked_fill(lse_HT == -torch.inf, 0.0)
+    weights_HTN = _rounded(torch.exp(scores_HTN - finite_lse_HT[:, :, None]), dtype)
+    factors = (_rounded_to_tf32(t) if tf32 else t for t in (weights_HTN, expand_heads(v, q.shape[1])))
+    out_HTD = _rounded(torch.einsum("htn,nhd->htd", *factors), dtype)
+    return AttentionResult(out_HTD.transpose(0, 1), lse_HT.transpose(0, 1))
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded to `dtype` and back to float32."""
+    return tensor.to(dtype).float()
+
+
+def _rounded_to_tf32(tensor: Tensor) -> Tensor:
+    """Rounded to 10 bits of mantissa, half away from zero, as NVIDIA's cvt.rna.tf32 does."""
+    bits = tensor.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a correct kernel may return for one sequence: the oracle and how far each (token, head) may be
+    away.
+
+    All tensors are float64 on the CPU: `oracle` as `dense_attention` returns it, the rest [T, H].
+    """
+
+    oracle: AttentionResult
+    baseline_max_TH: Tensor
+    baseline_mean_TH: Tensor
+    baseline_lse_TH: Tensor
+    max_limit_TH: Tensor
+    mean_limit_TH: Tensor
+    lse_limit_TH: Tensor
+
+
+class Comparison(NamedTuple):
+    """One result judged. `worst` is (token, head, dimension) of the error that exceeds its limit the most.
+
+    The four numbers belong to the row (token, head) of `worst`; `num_bad_rows` counts rows over a limit.
+    For an LSE the mean fields equal the max fields and the dimension is 0.
+    """
+
+    passed: bool
+    worst: tuple[int, int, int]
+    actual: float
+    oracle: float
+    max_error: float
+    max_limit: float
+    mean_error: float
+    mean_limit: float
+    baseline_max_error: float
+    num_bad_rows: int
+    num_rows: int
+
+
+def expect(
+    q_THD: Tensor,
+    k_NGD: Tensor,
+    v_NGD: Tensor,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+    tf32: bool = False,
+) -> Expected:
+    """The oracle and the limits for one sequence, from its own tokens, never through a block table.
+
+    The inputs must be finite and of one dtype. Raises ValueError if both low-precision runs overflow: such
+    a case has no baseline, and a limit made from it would accept everything.
+    """
+    oracle = dense_attention(q_THD, k_NGD, v_NGD, scale=scale, causal=causal, window=window)
+    runs = [
+        low_precision_attention(
+            q_THD, k_NGD, v_NGD, scale=scale, scale_in_query=folded, causal=causal, window=window, tf32=tf32
+        )
+        for folded in (True, False)
+    ]
+    runs = [
+        run for run in runs if bool(run.out_THD.isfinite().all()) and not bool(run.lse_TH.isposinf().any())
+    ]
+    if not runs:
+        raise ValueError(f"both low-precision runs overflow {q_THD.dtype}: scale the inputs down")
+    errors = torch.stack([(run.out_THD.double() - oracle.out_THD).abs() for run in runs])
+    baseline_max_TH, baseline_mean_TH = errors.amax(3).amax(0), errors.mean(3).amax(0)
+    seen_TN = visible(q_THD.shape[0], k_NGD.shape[0], causal=causal, window=window)
+    products_TH = _largest_score_sum(q_THD, k_NGD, scale, seen_TN)
+    eps = EPS_TF32 if tf32 else torch.finfo(q_THD.dtype).eps
+    max_v = float(v_NGD.abs().max()) if v_NGD.numel() else 0.0
+    noise_TH = EPS32 * products_TH
+    baseline_lse_TH = torch.stack([_distance(run.lse_TH.double(), oracle.lse_TH) for run in runs]).amax(0)
+    return Expected(
+        oracle,
+        baseline_max_TH,
+        baseline_mean_TH,
+        baseline_lse_TH,
+        MAX_FACTOR * baseline_max_TH + (MAX_FLOOR_EPS * eps + noise_TH) * max_v,
+        MEAN_FACTOR * baseline_mean_TH + (MEAN_FLOOR_EPS * eps + noise_TH) * max_v,
+        LSE_FACTOR * baseline_lse_TH
+        + LSE_FLOOR_EPS * eps * products_TH
+        + LSE_FLOOR_EPS32 * EPS32 * (1 + products_TH),
+    )
+
+
+def _largest_score_sum(q_THD: Tensor, k_NGD: Tensor, scale: float, seen_TN: Tensor) -> Tensor:
+    """Per (token, head) the largest sum of |scale * q_i * k_i| over the visible keys: what float32 rounds."""
+    if k_NGD.shape[0] == 0:
+        return torch.zeros(q_THD.shape[:2], dtype=torch.float64)
+    q, k = (tensor.detach().to("cpu", torch.float64).abs() for tensor in (q_THD, k_NGD))
+    sums_THN = abs(scale) * torch.einsum("thd,nhd->thn", q, expand_heads(k, q.shape[1]))
+    return sums_THN.masked_fill(~seen_TN[:, None, :], 0.0).amax(2)
+
+
+def compare(actual_THD: Tensor, expected: Expected) -> Comparison:
+    """Judges an output [T, H, D]. A NaN or infinity fails, whatever the limits are."""
+    return _verdict(
+        actual_THD,
+        expected.oracle.out_THD,
+        max_limit_TH=expected.max_limit_TH,
+        mean_limit_TH=expected.mean_limit_TH,
+        baseline_TH=expected.baseline_max_TH,
+    )
+
+
+def compare_lse(actual_TH: Tensor, expected: Expected) -> Comparison:
+    """Judges a log-sum-exp [T, H] (natural logarithm); where the oracle says -inf it must be -inf."""
+    return _verdict(
+        actual_TH[..., None],
+        expected.oracle.lse_TH[..., None],
+        max_limit_TH=expected.lse_limit_TH,
+        mean_limit_TH=expected.lse_limit_TH,
+        baseline_TH=expected.baseline_lse_TH,
+    )
+
+
+def _verdict(
+    actual_THD: Tensor,
+    oracle_THD: Tensor,
+    *,
+    max_limit_TH: Tensor,
+    mean_limit_TH: Tensor,
+    baseline_TH: Tensor,
+) -> Comparison:
+    if actual_THD.shape != oracle_THD.shape:
+        raise ValueError(
+            f"the result has shape {tuple(actual_THD.shape)}, expected {tuple(oracle_THD.shape)}"
+        )
+    if oracle_THD.numel() == 0:
+        return Comparison(True, (0, 0, 0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    actual = actual_THD.detach().to("cpu", torch.float64)
+    errors_THD = _distance(actual, oracle_THD).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    max_TH, mean_TH = errors_THD.amax(2), errors_THD.mean(2)
+    bad_TH = (max_TH > max_limit_TH) | (mean_TH > mean_limit_TH)
+    tiny = torch.finfo(torch.float64).tiny  # limits of empty rows are 0
+    excess_TH = torch.maximum(max_TH / max_limit_TH.clamp_min(tiny), mean_TH / mean_limit_TH.clamp_min(tiny))
+    token, head = divmod(int(excess_TH.argmax()), excess_TH.shape[1])
+    dimension = int(errors_THD[token, head].argmax())
+    return Comparison(
+        passed=not bool(bad_TH.any()),
+        worst=(token, head, dimension),
+        actual=float(actual[token, head, dimension]),
+        oracle=float(oracle_THD[token, head, dimension]),
+        max_error=float(max_TH[token, head]),
+        max_limit=float(max_limit_TH[token, head]),
+        mean_error=float(mean_TH[token, head]),
+        mean_limit=float(mean_limit_TH[token, head]),
+        baseline_max_error=float(baseline_TH[token, head]),
+        num_bad_rows=int(bad_TH.sum()),
+        num_rows=bad_TH.numel(),
+    )
+
+
+def _distance(actual: Tensor, oracle: Tensor) -> Tensor:
+    """|actual - oracle|, and 0 where both are the same infinity."""
+    return torch.where(actual == oracle, 0.0, (actual - oracle).abs())
