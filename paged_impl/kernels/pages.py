@@ -1,0 +1,51 @@
+"""Device helpers shared by the decode and prefill kernels: from token positions to memory.
+
+    slot(p) = table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
+    offset(p) = table[p // BLOCK_SIZE] * stride_block + (p % BLOCK_SIZE) * stride_token          (int64)
+
+Only table entries of blocks that hold a position below `end` are read: padding may hold anything.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def token_offsets(
+    table_ptr,
+    start,
+    end,
+    stride_block,
+    stride_token,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """Element offsets, int64 [TILE], of positions start .. start + TILE; positions from `end` on are masked by the caller.
+
+    `start` is a multiple of TILE. Three ways to look pages up, by the shape of the problem:
+    one page holds the tile (one id); the tile holds whole pages of a power-of-two size (one id per page, spread by a broadcast);
+    anything else (one id per token). The broadcast loses what the compiler knew about divisibility, and with it the 16-byte copies:
+    ALIGN (elements) says it again. Measured in benchmarks/NOTES.md.
+    """
+    within = tl.arange(0, TILE)
+    if BLOCK_SIZE % TILE == 0:
+        page = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0).to(tl.int64)
+        return page * stride_block + ((start % BLOCK_SIZE) + within).to(tl.int64) * stride_token
+    if TILE % BLOCK_SIZE == 0 and (BLOCK_SIZE & (BLOCK_SIZE - 1)) == 0 and BLOCK_SIZE > 1:
+        PAGES: tl.constexpr = TILE // BLOCK_SIZE
+        index = start // BLOCK_SIZE + tl.arange(0, PAGES)
+        pages = tl.load(table_ptr + index, mask=index * BLOCK_SIZE < end, other=0).to(tl.int64) * stride_block
+        spread = tl.reshape(tl.broadcast_to(pages[:, None], (PAGES, BLOCK_SIZE)), (TILE,))
+        return tl.multiple_of(spread, ALIGN) + (within % BLOCK_SIZE).to(tl.int64) * stride_token
+    position = start + within
+    pages = tl.load(table_ptr + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
+    return pages * stride_block + (position % BLOCK_SIZE).to(tl.int64) * stride_token
+
+
+@triton.jit
+def widen(tile, BF16_BITS: tl.constexpr):
+    """Interpreted runs only: bfloat16 bits held in int16 become the same values in float32."""
+    if BF16_BITS:
+        return (tile.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return tile

@@ -1,0 +1,247 @@
+"""Many query tokens per sequence against a paged cache: whole prompts, chunks, and suffixes behind a cached prefix.
+
+    out[t, h] = sum_p softmax_p(scale * q[t, h] . k[p]) v[p],     p in [max(0, e - window), e)
+    e = context_lens[s] - cu_seqlens_q[s + 1] + t + 1             for the tokens t in [cu_seqlens_q[s], cu_seqlens_q[s + 1])
+
+with k and v read through sequence s's row of the block table: causal, aligned at the end of the context ("bottom right"), so that the
+last query sees everything. One program computes BLOCK_M query rows of one sequence by online softmax, as in decode.py. Tiles that every
+row sees in full carry no mask; only those on the diagonal do. Programs with the longest rows come first, so that none is left to the end.
+
+Rows are tokens of one query head, or, when there are few tokens, (token, head of the KV group) pairs, so that a short chunk still
+fills the tile. Letters: M rows, N tokens of a KV tile, D head dim.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from paged_impl.kernels import checks, rules, runtime
+from paged_impl.kernels.decode import LOG2_E
+from paged_impl.kernels.pages import token_offsets, widen
+
+
+@triton.jit
+def attend_tiles(
+    acc, m, l, q, k_ptr, v_ptr, table_ptr, length, position, first_tile, last_tile, scale_log2,
+    stride_kb, stride_kt, stride_vb, stride_vt,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr,
+    BF16_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Fold tiles [first_tile, last_tile) into (acc, m, l). MASKED: rows see different parts of a tile, or its end is past the context."""
+    dim = tl.arange(0, BLOCK_D)
+    for tile in range(first_tile, last_tile):
+        start = tile * BLOCK_N
+        k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN)
+        if SAME_STRIDES:
+            v_offsets = k_offsets
+        else:
+            v_offsets = token_offsets(
+                table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN
+            )
+        key_position = start + tl.arange(0, BLOCK_N)
+        # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
+        mask = (key_position < length)[:, None] & (dim < HEAD_DIM)[None, :]
+        if MASKED:
+            k = widen(tl.load(k_ptr + k_offsets[:, None] + dim[None, :], mask=mask, other=0), BF16_BITS)
+        elif HEAD_DIM < BLOCK_D:
+            k = widen(
+                tl.load(k_ptr + k_offsets[:, None] + dim[None, :], mask=(dim < HEAD_DIM)[None, :], other=0),
+                BF16_BITS,
+            )
+        else:
+            k = widen(tl.load(k_ptr + k_offsets[:, None] + dim[None, :]), BF16_BITS)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            visible = key_position[None, :] <= position[:, None]
+            if WINDOW > 0:
+                visible &= key_position[None, :] > position[:, None] - WINDOW
+            s = tl.where(visible, s, float("-inf"))
+        # scale > 0 commutes with the maximum, so it is applied once, fused with the subtraction.
+        m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
+        floor = (
+            tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
+        )  # a row that has seen no key yet
+        shrink = tl.exp2(m - floor)
+        p = tl.exp2(s * scale_log2 - floor[:, None])
+        l = l * shrink + tl.sum(p, 1)
+        if MASKED:
+            v = widen(tl.load(v_ptr + v_offsets[:, None] + dim[None, :], mask=mask, other=0), BF16_BITS)
+        elif HEAD_DIM < BLOCK_D:
+            v = widen(
+                tl.load(v_ptr + v_offsets[:, None] + dim[None, :], mask=(dim < HEAD_DIM)[None, :], other=0),
+                BF16_BITS,
+            )
+        else:
+            v = widen(tl.load(v_ptr + v_offsets[:, None] + dim[None, :]), BF16_BITS)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        m = m_new
+    return acc, m, l
+
+
+@triton.jit
+def prefill_kernel(
+    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, cu_ptr, lens_ptr,
+    scale_log2, capacity, num_heads,
+    stride_ot, stride_oh, stride_qt, stride_qh, stride_table,
+    stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
+    GROUP: tl.constexpr, PACK: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    WITH_LSE: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    BLOCK_TOKENS: tl.constexpr = BLOCK_M // PACK
+    head_block, seq = tl.program_id(0), tl.program_id(1)
+    query_tile = tl.num_programs(2) - 1 - tl.program_id(2)
+    query_start = tl.load(cu_ptr + seq).to(tl.int64)
+    query_len = (tl.load(cu_ptr + seq + 1) - query_start).to(tl.int32)
+    first_token = query_tile * BLOCK_TOKENS
+    if first_token >= query_len:
+        return
+    length = tl.minimum(tl.load(lens_ptr + seq), capacity)
+
+    row = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    token = first_token + row // PACK
+    head = (head_block * PACK + row % PACK).to(tl.int64)
+    kv_head = (head_block * PACK // GROUP).to(tl.int64)
+    in_rows = (token < query_len) & (row < BLOCK_TOKENS * PACK)
+    in_tile = in_rows[:, None] & (dim < HEAD_DIM)[None, :]
+    position = length - query_len + token  # the row's own position; its last visible key
+    q = tl.load(
+        q_ptr + (query_start + token)[:, None] * stride_qt + head[:, None] * stride_qh + dim[None, :],
+        mask=in_tile,
+        other=0,
+    )
+
+    # Tiles [first, full) are seen whole by every row; [full, last) only in part.
+    first_position = length - query_len + first_token
+    visible_end = tl.minimum(first_position + BLOCK_TOKENS, length)
+    last = (visible_end + BLOCK_N - 1) // BLOCK_N
+    if WINDOW > 0:
+        first = tl.maximum(first_position + 1 - WINDOW, 0) // BLOCK_N
+        full = first
+    else:
+        first = 0
+        full = tl.maximum(first_position + 1, 0) // BLOCK_N
+
+    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    k_ptr += kv_head * stride_kh
+    v_ptr += kv_head * stride_vh
+    table_ptr += seq.to(tl.int64) * stride_table
+    if WINDOW == 0:
+        acc, m, l = attend_tiles(
+            acc, m, l, q, k_ptr, v_ptr, table_ptr, length, position, first, full, scale_log2,
+            stride_kb, stride_kt, stride_vb, stride_vt,
+            HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_N, BLOCK_D, False,
+        )  # fmt: skip
+    acc, m, l = attend_tiles(
+        acc, m, l, q, k_ptr, v_ptr, table_ptr, length, position, full, last, scale_log2,
+        stride_kb, stride_kt, stride_vb, stride_vt,
+        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_N, BLOCK_D, True,
+    )  # fmt: skip
+    divisor = tl.where(l == 0, 1.0, l)  # a row that sees nothing: zeros, and an LSE of -inf since m is -inf
+    acc = acc / divisor[:, None]
+    out_offsets = (query_start + token)[:, None] * stride_ot + head[:, None] * stride_oh + dim[None, :]
+    tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
+    if WITH_LSE:
+        lse_offsets = (query_start + token) * num_heads + head
+        tl.store(lse_ptr + lse_offsets, (m + tl.log2(divisor)) * 0.6931471805599453, mask=in_rows)
+
+
+def prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_query_len: int,
+    window: int | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    check_values: bool | None = None,
+    rule: rules.PrefillRule | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of all query tokens of a batch: `[T, Hq, d]`, with the LSE `[T, Hq]` (float32, base e) if asked for.
+
+    q `[T, Hq, d]` holds the queries of all sequences one after the other; cu_seqlens_q int32 `[S + 1]` their bounds, starting at 0;
+    context_lens int32 `[S]` the tokens in the cache, those of the queries (already stored) included. Caches, block_table, window and
+    the guarantees about slots, table padding and rows that see nothing are those of decode(). Rows of q past cu_seqlens_q[-1] are
+    padding: their output is not written. The bits of a row depend on its own sequence and max_query_len alone.
+
+    Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives reading lengths and block
+    ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the launch rule.
+    """
+    _check(q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, scale, max_query_len, window, out)
+    if checks.should_check_values(check_values, q.device):
+        checks.check_context_values(block_table, context_lens, k_cache.shape[0], k_cache.shape[1])
+        checks.check_query_values(cu_seqlens_q, context_lens, q.shape[0], max_query_len)
+    num_tokens, num_heads, head_dim = q.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    lse = torch.empty((num_tokens, num_heads) if return_lse else (0,), dtype=torch.float32, device=q.device)
+    if num_tokens > 0 and context_lens.shape[0] > 0 and max_query_len > 0:
+        group = num_heads // k_cache.shape[2]
+        capability = runtime.compute_capability(q.device)
+        rule = rule or rules.prefill_rule(group, head_dim, max_query_len, q.dtype, capability)
+        _launch(
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            cu_seqlens_q,
+            context_lens,
+            scale,
+            max_query_len,
+            window,
+            out,
+            lse,
+            rule,
+        )
+    return (out, lse) if return_lse else out
+
+
+def _launch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, cu_seqlens_q: torch.Tensor,
+    context_lens: torch.Tensor, scale: float, max_query_len: int, window: int | None, out: torch.Tensor, lse: torch.Tensor,
+    rule: rules.PrefillRule,
+) -> None:  # fmt: skip
+    num_heads, head_dim = q.shape[1:]
+    group = num_heads // k_cache.shape[2]
+    pack = group if rule.pack and group <= rule.block_m else 1
+    bits = runtime.reads_bf16_bits(q.dtype)
+    kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
+    strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
+    grid = (num_heads // pack, context_lens.shape[0], triton.cdiv(max_query_len, rule.block_m // pack))
+    prefill_kernel[grid](
+        kernel_out, lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
+        block_table, cu_seqlens_q, context_lens,
+        scale * LOG2_E, block_table.shape[1] * k_cache.shape[1], num_heads,
+        kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
+        GROUP=group, PACK=pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
+        WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides), BF16_BITS=bits,
+        BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
+        num_warps=rule.num_warps, num_stages=rule.num_stages,
+    )  # fmt: skip
+    if bits:
+        out.copy_(kernel_out)
+
+
+def _check(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, cu_seqlens_q: torch.Tensor,
+    context_lens: torch.Tensor, scale: float, max_query_len: int, window: int | None, out: torch.Tensor | None,
+) -> None:  # fmt: skip
+    checks.check_floating("q", q, q, 3)
+    checks.check_caches(k_cache, v_cache, q)
+    checks.check_integers("cu_seqlens_q", cu_seqlens_q, q.device, 1, (torch.int32,))
+    checks.require(
+        cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q is empty; it has one entry more than there are sequences"
+    )
+    checks.check_batch(block_table, context_lens, cu_seqlens_q.shape[0] - 1, q.device)
+    checks.check_window(window)
+    checks.check_out(out, q)
+    checks.require(scale > 0, f"scale={scale}; prefill needs a positive scale")
+    checks.require(max_query_len >= 0, f"max_query_len={max_query_len}; expected at least 0")
+    runtime.require_runnable(q)

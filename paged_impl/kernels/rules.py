@@ -1,0 +1,98 @@
+"""Launch rules: tile sizes, warps, pipeline depth and number of programs, from shape, page size, dtype and device.
+
+Tuned off line on an H200 (benchmarks/NOTES.md holds the log); nothing is tuned at import or at first call. The other devices named
+below were reasoned about and compiled for, not run.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+# Shared memory one program may use, in bytes, by compute capability (CUDA programming guide, technical specifications).
+SHARED_MEMORY_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+SMALLEST_SHARED_MEMORY_BYTES = 101_376
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRule:
+    """block_rows: (token, head) rows per program."""
+
+    block_rows: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRule:
+    """block_m: query heads of one KV head per program; block_n: tokens per tile; programs_per_sm: for the balanced schedule."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRule:
+    """block_m: query rows per program; pack: rows are (token, head of the group) pairs; block_n: tokens per KV tile."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    pack: bool
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Width of a tile in head-dim elements: Triton tiles are powers of two."""
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
+def store_rule(head_dim: int, dtype: torch.dtype, interpreted: bool) -> StoreRule:
+    """8 KB of keys a program, which gives every thread four 16-byte copies; one large tile for the interpreter."""
+    if interpreted:
+        return StoreRule(block_rows=64, num_warps=4)
+    block_rows = 8192 // (padded_head_dim(head_dim) * dtype.itemsize)
+    return StoreRule(block_rows=max(1, block_rows), num_warps=4)
+
+
+def decode_rule(
+    group: int, head_dim: int, block_size: int, dtype: torch.dtype, capability: int
+) -> DecodeRule:
+    """Decode is bound by memory: small tiles, several programs per multiprocessor, enough copies in flight."""
+    width = padded_head_dim(head_dim)
+    block_m = min(max(16, int(triton.next_power_of_2(group))), 64)
+    if dtype == torch.float32:  # exact products run on the FMA units and hold whole tiles in registers
+        return DecodeRule(
+            block_m, block_n=32 if width <= 128 else 16, num_warps=4, num_stages=3, programs_per_sm=2
+        )
+    block_n = 64 if width <= 128 else 32
+    return DecodeRule(block_m, block_n, num_warps=4, num_stages=3, programs_per_sm=3)
+
+
+def prefill_rule(
+    group: int, head_dim: int, max_query_len: int, dtype: torch.dtype, capability: int
+) -> PrefillRule:
+    """Prefill is bound by arithmetic: 128 query rows per KV tile, or as few as 16 when there are few queries."""
+    width = padded_head_dim(head_dim)
+    pack = max_query_len < 128 and group > 1
+    rows = max_query_len * (group if pack else 1)
+    if dtype == torch.float32:
+        return PrefillRule(
+            block_m=32 if rows > 16 else 16,
+            block_n=32 if width <= 128 else 16,
+            num_warps=4,
+            num_stages=2,
+            pack=pack,
+        )
+    if rows <= 64 or width > 128:
+        return PrefillRule(
+            min(64, max(16, int(triton.next_power_of_2(rows)))), 64 if width <= 128 else 32, 4, 3, pack
+        )
+    return PrefillRule(block_m=128, block_n=64, num_warps=8, num_stages=3, pack=pack)
+
+
+def alignment(strides: list[int]) -> int:
+    """Elements (at most 16) that divide every cache stride: what the kernels may promise the compiler about offsets."""
+    return next(size for size in (16, 8, 4, 2, 1) if all(stride % size == 0 for stride in strides))
