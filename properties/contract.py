@@ -11,7 +11,7 @@ from one helper would otherwise be reported as one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Rank = Literal["safety", "promise"]
 Level = Literal["blocks", "engine", "attention", "cache"]
@@ -41,6 +41,14 @@ class ContractViolation(PagefaultError, AssertionError):
     """A clause of the contract does not hold. Subclasses carry the id; `str()` is the whole explanation."""
 
     id: str = ""
+
+
+class Breach(NamedTuple):
+    """A clause that does not hold: its id, the explanation in words, and the step (operations count from 1)."""
+
+    property: str
+    message: str
+    step: int
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,220 @@
+"""Judges of what is read and written: HASH, SLOT, COW, EVICT-1, SWAP-1, TRIM-1, WINDOW-1 and CONTENT-1."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from paged_ref.ownership import LiveSequence
+from paged_ref.provenance import EMPTY
+from properties.blocks.state import State
+
+
+def describe_run(state: State, run: int) -> str:
+    """A token run in words: the last token and the prefix behind it."""
+    tokens = state.runs.tokens(run)
+    salt = state.runs.salt(run)
+    under = f" under salt {salt!r}" if salt is not None else ""
+    return f"token {tokens[-1]} behind {tokens[:-1]}{under}"
+
+
+def _misread(state: State, seq: LiveSequence, position: int, slot: int, verb: str) -> str:
+    block = slot // state.block_size
+    return (
+        f"sequence {seq.name}, position {position} ({describe_run(state, seq.runs[position])}) {verb} "
+        f"{state.shadow.describe_slot(slot, state.runs)}. History of {state.shadow.history(block)}"
+    )
+
+
+def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
+    """The leading `cached` tokens of a new sequence were taken from the cache: are they its own, and written?"""
+    judged = state.judged
+    judged["HASH-4"] += 1
+    if cached > len(seq.tokens) - 1:
+        state.report(
+            "HASH-4",
+            f"sequence {seq.name} has {len(seq.tokens)} tokens and {cached} are said to be cached: no token is left "
+            f"to compute, so there is no query and no output; at most {len(seq.tokens) - 1} may be taken",
+        )
+        cached = len(seq.tokens)
+    if not cached:
+        return
+    judged["HASH-1"] += 1
+    judged["HASH-2"] += 1
+    judged["HASH-5"] += 1
+    if "truncate" in state.offers:
+        judged["TRIM-1"] += 1
+    content = state.shadow.run
+    for position in range(cached):
+        slot = seq.slots[position]
+        if slot < 0:
+            continue  # released by the window within the same call
+        if content[slot] != seq.runs[position]:
+            state.report(_bad_hit(state, seq, position, slot), _misread(state, seq, position, slot, "was hit in"))
+            return
+
+
+def _bad_hit(state: State, seq: LiveSequence, position: int, slot: int) -> str:
+    """The clause that a wrong hit breaks. A hole with a right block behind it is a hit that went on after a miss."""
+    write = state.shadow.writes[slot]
+    stop = (position // state.block_size + 1) * state.block_size
+    content = state.shadow.run
+    behind = range(stop, min(len(seq.tokens), stop + state.block_size))
+    if behind and all(content[seq.slots[p]] == seq.runs[p] for p in behind):
+        return "HASH-5"
+    if write is None or write.step < state.handed[slot // state.block_size]:
+        return "HASH-2"
+    if state.dropped.get(slot) == seq.runs[position]:
+        return "TRIM-1"
+    return "HASH-1"
+
+
+def judge_fresh(state: State, seq: LiveSequence, fresh: Collection[int], hits: Collection[int]) -> None:
+    """Blocks just handed out must be nobody else's, and not among the blocks matched in the same call."""
+    state.judged["EVICT-1"] += 1
+    for block in fresh:
+        if state.holders.get(block, 0) > 1:
+            others = [s.name for s in state.live.values() if s is not seq and block in s.blocks]
+            state.report(
+                "EVICT-1",
+                f"block {block} was handed to sequence {seq.name} while sequence {others[0]} still holds it. "
+                f"History of {state.shadow.history(block)}",
+            )
+    if hits and len(set(seq.slots)) != len(seq.slots) and not state.geometry.window:
+        _judge_matched(state, seq, hits)
+
+
+def _judge_matched(state: State, seq: LiveSequence, hits: Collection[int]) -> None:
+    tail = seq.slots[len(hits) * state.block_size :]
+    again = {slot // state.block_size for slot in tail} & set(hits)
+    if again:
+        block = min(again)
+        state.report(
+            "EVICT-1",
+            f"block {block} was matched for sequence {seq.name} and handed out again in the same call for its end. "
+            f"History of {state.shadow.history(block)}",
+        )
+
+
+def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[int]) -> None:
+    """Positions from `first` on are about to be written: is each slot this sequence's alone?"""
+    judged = state.judged
+    judged["SLOT-2"] += 1
+    forked = len(seq.family) > 1
+    if forked:
+        judged["COW-1"] += 1
+    holders, size = state.holders, state.block_size
+    for position in range(first, len(seq.tokens)):
+        slot = seq.slots[position]
+        block = slot // size
+        if slot < 0 or holders.get(block, 0) <= 1 or block in fresh:
+            continue
+        others = [s for s in state.live.values() if s is not seq and block in s.blocks]
+        related = [s.name for s in others if s.name in seq.family]
+        state.report(
+            "COW-1" if related else "SLOT-2",
+            f"sequence {seq.name} is about to write position {position} into slot {slot} (block {block}), which "
+            f"{'its relative' if related else 'sequence'} {(related or [others[0].name])[0]} holds too"
+            f"{' since the fork: a copy was due' if related else ''}. History of {state.shadow.history(block)}",
+        )
+        return
+
+
+def judge_content(state: State, sequences: Collection[LiveSequence]) -> None:
+    """Every computed position of every live sequence still holds what its own tokens put there."""
+    content = state.shadow.run
+    judged = state.judged
+    for seq in sequences:
+        judged["CONTENT-1"] += 1
+        slots = seq.slots[: seq.computed] if seq.computed < len(seq.slots) else seq.slots
+        found = list(map(content.__getitem__, slots))
+        if found != seq.runs[: seq.computed]:
+            _explain_content(state, seq, found)
+
+
+def _explain_content(state: State, seq: LiveSequence, found: Sequence[int]) -> None:
+    window = state.geometry.window
+    for position, (run, expected) in enumerate(zip(found, seq.runs, strict=False)):
+        slot = seq.slots[position]
+        if run == expected or (slot < 0 and window):
+            continue  # released by the window: WINDOW-1 judges whether it may be
+        state.report("CONTENT-1", _misread(state, seq, position, slot, "reads"))
+        return
+
+
+def judge_swapped_in(state: State, seq: LiveSequence) -> None:
+    """A sequence is back from host memory: does every position hold what went out?"""
+    state.judged["SWAP-1"] += 1
+    content = state.shadow.run
+    for position in range(seq.computed):
+        slot = seq.slots[position]
+        if slot >= 0 and content[slot] != seq.runs[position]:
+            state.report("SWAP-1", _misread(state, seq, position, slot, "came back from host memory and reads"))
+            return
+
+
+def judge_window(state: State, seq: LiveSequence, settled: int) -> None:
+    """Positions inside the window of the next token, and sinks, must not be released; blocks outside should be.
+
+    The promise counts `settled` tokens: those of the newest append may be rolled back, and then more is read again.
+    """
+    window = state.geometry.window
+    if not window:
+        return
+    state.judged["WINDOW-1"] += 1
+    first_needed = seq.computed - window + 1
+    for position in range(seq.computed):
+        needed = position >= first_needed or position < state.geometry.num_sinks
+        if needed and seq.slots[position] < 0:
+            state.report(
+                "WINDOW-1",
+                f"sequence {seq.name}, position {position} was released, but "
+                + (f"it is one of {state.geometry.num_sinks} sinks" if position < state.geometry.num_sinks else
+                   f"the next token, {seq.computed}, reads the last {window} positions, from {max(first_needed, 0)}"),
+            )
+            return
+    if "WINDOW-1P" in state.capabilities.promises:
+        _judge_window_promise(state, seq, min(settled, seq.computed) - window + 1)
+
+
+def _judge_window_promise(state: State, seq: LiveSequence, first_needed: int) -> None:
+    state.judged["WINDOW-1P"] += 1
+    size, sinks = state.block_size, state.geometry.num_sinks
+    stop = min(max(first_needed, 0) // size * size, len(seq.slots))
+    for start in range(-(-sinks // size) * size, stop, size):
+        if seq.slots[start] >= 0:
+            state.report(
+                "WINDOW-1P",
+                f"sequence {seq.name} still holds block {seq.slots[start] // size} for positions "
+                f"{start} to {start + size - 1}, wholly before position {first_needed}, the first that is still read",
+            )
+            return
+
+
+def judge_read_path(state: State, seq: LiveSequence, pairs: Sequence[tuple[int, int]]) -> None:
+    """CONTENT-1 along the target's own read path: each position once, each slot with the right content."""
+    state.judged["CONTENT-1"] += 1
+    content, seen = state.shadow.run, set()
+    for position, slot in pairs:
+        if not 0 <= position < seq.computed:
+            continue
+        if not 0 <= slot < state.shadow.num_slots or content[slot] != seq.runs[position]:
+            text = (
+                _misread(state, seq, position, slot, "is read from")
+                if 0 <= slot < state.shadow.num_slots
+                else f"sequence {seq.name}, position {position} is read from slot {slot}, outside the pool"
+            )
+            state.report("CONTENT-1", f"{text}. The write path has it in slot {seq.slots[position]}")
+            return
+        if position in seen:
+            state.report("CONTENT-1", f"sequence {seq.name}, position {position} is read twice, again from slot {slot}")
+            return
+        seen.add(position)
+    absent = seq.computed - len(seen)
+    if absent and not state.geometry.window:
+        first = next(p for p in range(seq.computed) if p not in seen)
+        state.report("CONTENT-1", f"sequence {seq.name}, position {first} is never read: no slot maps to it")
+
+
+def was_never_written(state: State, slot: int) -> bool:
+    """Whether nothing was ever written to a slot."""
+    return state.shadow.run[slot] == EMPTY

@@ -1,0 +1,64 @@
+"""What a run of a blocks target must have reached: clauses that apply to it, and states that it must have seen."""
+
+from __future__ import annotations
+
+from properties.contract import CLAUSES
+from properties.protocol import Capabilities
+
+_ALWAYS = ("ALLOC-2", "ALLOC-3", "ALLOC-5", "ALLOC-6", "SLOT-2", "CONTENT-1", "EVICT-1")
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "ALLOC-1": ("free_blocks",),
+    "REF-2": ("free_blocks",),
+    "REF-1": ("ref_count",),
+    "SLOT-1": ("table",),
+    "ALLOC-4": ("can_admit",),
+    "COW-1": ("fork",),
+    "COW-4": ("fork", "can_append"),
+    "TRIM-1": ("truncate",),
+    "SWAP-1": ("swap_out", "swap_in"),
+    "MEM-1": ("block_bytes",),
+    "ALLOC-4P": ("free_blocks", "predict_admit"),
+    "COW-3P": ("fork", "copies"),
+    "EVICT-2P": ("cached_blocks",),
+}
+_HASH = ("HASH-1", "HASH-2", "HASH-4", "HASH-5", "TRIM-1", "HASH-3P", "EVICT-2P")
+
+
+def applicable(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[str]:
+    """Ids of the clauses that can be judged on a target with these capabilities and optional methods."""
+    found = set(_ALWAYS)
+    found |= {id for id, needs in _NEEDS.items() if all(need in offers for need in needs)}
+    if "can_append" in offers:
+        found.add("ALLOC-4")
+    if capabilities.prefix_cache:
+        found |= {"HASH-1", "HASH-2", "HASH-4", "HASH-5", "HASH-3P"}
+    else:
+        found -= set(_HASH)
+    if capabilities.unknown_free:
+        found.add("REF-3")
+    if capabilities.window:
+        found |= {"WINDOW-1", "WINDOW-1P"}
+    found |= capabilities.promises & {"ALLOC-2P"}
+    return frozenset(id for id in found if CLAUSES[id].rank == "safety" or id in capabilities.promises)
+
+
+def marks(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[str]:
+    """States that a run must have reached at least once, or its clean verdict says nothing."""
+    found = {"a refusal", "a freed block was reused"}
+    if capabilities.prefix_cache:
+        found |= {"a prefix hit", "a full hit"}
+        if "cached_blocks" in offers:
+            found.add("a cached block was evicted")
+    if "fork" in offers:
+        found.add("a fork")
+        if "copies" in offers:
+            found.add("a copy on write")
+    if "truncate" in offers:
+        found.add("a truncation")
+    if "swap_out" in offers and "swap_in" in offers:
+        found.add("a swap to host memory")
+    if "allocate" in offers and "computed" in offers:
+        found |= {"allocated, not yet computed", "freed before it was computed"}
+    if capabilities.unknown_free:
+        found.add("a free of an unknown name")
+    return frozenset(found | {"a preempted sequence came back"})

@@ -1,0 +1,122 @@
+"""Typed access to an adapter: every answer is checked before the referee believes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Any, NoReturn
+
+from properties.blame import is_adapter_fault, last_lines
+from properties.contract import AdapterError
+from properties.protocol import REQUIRED, Capabilities, Copy, missing, offered
+
+
+class Crashed(Exception):
+    """The implementation raised something undeclared on a legal call. `args[0]` is the explanation in words."""
+
+
+class Refused(Exception):
+    """The implementation refused with one of its declared exceptions."""
+
+
+class Probe:
+    """Calls an adapter. Raises `AdapterError` where the adapter breaks the protocol, `Refused` and `Crashed` else."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        lacks = missing(target)
+        if lacks:
+            raise AdapterError(
+                f"{type(target).__name__} lacks {', '.join(lacks)}",
+                f"a blocks target needs {', '.join(REQUIRED)}; `pagefault new-target blocks FILE` writes a template",
+            )
+        self.capabilities = getattr(target, "capabilities", None)
+        if not isinstance(self.capabilities, Capabilities):
+            raise AdapterError(
+                f"{type(target).__name__}.capabilities is {type(self.capabilities).__name__}",
+                "set `capabilities = Capabilities(...)` from properties.protocol on the class",
+            )
+        self.offers = offered(target)
+        self.refusals = self.capabilities.refusals
+
+    def call(self, method: str, *args: object, **kwargs: object) -> Any:
+        """Call a method on legal use. Raises `Refused` for a declared refusal, `Crashed` or `AdapterError` else."""
+        try:
+            return getattr(self.target, method)(*args, **kwargs)
+        except self.refusals as refusal:
+            raise Refused(f"{type(refusal).__name__}: {refusal}") from refusal
+        except AdapterError:
+            raise
+        except Exception as error:
+            self._blame(method, error)
+
+    def _blame(self, method: str, error: Exception) -> NoReturn:
+        what = f"{method} raised {type(error).__name__}: {error} ({last_lines(error)})"
+        if is_adapter_fault(error, self.target):
+            raise AdapterError(
+                f"{what}, in the adapter's own code, on legal use",
+                "if this means 'no room', list the exception in capabilities.refusals; else mend the adapter",
+            ) from error
+        raise Crashed(what) from error
+
+    def number(self, method: str, *args: object, **kwargs: object) -> int:
+        """Call a method whose answer is a whole number."""
+        answer = self.call(method, *args, **kwargs)
+        if type(answer) is int:
+            return answer
+        return _whole(method, answer)
+
+    def truth(self, method: str, *args: object, **kwargs: object) -> bool:
+        """Call a method whose answer is yes or no."""
+        answer = self.call(method, *args, **kwargs)
+        if answer is True or answer is False:
+            return answer
+        raise _wrong(method, answer, "True or False")
+
+    def ids(self, method: str, *args: object) -> list[int]:
+        """Call a method whose answer is a collection of whole numbers."""
+        answer = self.call(method, *args)
+        return list(_whole_all(method, answer))
+
+    def slots(self, name: str, known: Sequence[int]) -> Sequence[int]:
+        """The slots of a sequence; the same object as `known` where nothing changed."""
+        answer = self.call("slots", name)
+        if answer is known:
+            return known
+        if type(answer) is not tuple:
+            answer = _whole_all("slots", answer)
+        if answer == known:
+            return known
+        return _whole_all("slots", answer)
+
+    def copies(self) -> list[Copy]:
+        """Copies to perform now; none where the target does not offer them."""
+        if "copies" not in self.offers:
+            return []
+        answer = self.call("copies")
+        try:
+            return [Copy(*item) for item in answer] if answer else []
+        except TypeError:
+            raise _wrong("copies", answer, "a list of Copy(src, dst, ...)") from None
+
+
+def _wrong(method: str, answer: object, expected: str) -> AdapterError:
+    return AdapterError(f"{method} returned {answer!r:.80} ({type(answer).__name__})", f"return {expected}")
+
+
+def _whole(method: str, answer: object) -> int:
+    if isinstance(answer, bool):
+        raise _wrong(method, answer, "a whole number, not a truth value")
+    try:
+        return index(answer)  # type: ignore[arg-type]
+    except TypeError:
+        raise _wrong(method, answer, "a whole number") from None
+
+
+def _whole_all(method: str, answer: object) -> tuple[int, ...]:
+    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
+        raise _wrong(method, answer, "a sequence of whole numbers")
+    try:
+        return tuple(map(index, answer))
+    except TypeError:
+        raise _wrong(method, answer, "a sequence of whole numbers") from None

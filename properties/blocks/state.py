@@ -1,0 +1,73 @@
+"""What the model knows while a trace runs: sequences, shadow memory, the last observation, and what was judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from paged_ref.ownership import LiveSequence
+from paged_ref.provenance import ShadowMemory
+from paged_ref.trie import TokenRuns
+from properties.blocks.operations import Geometry
+from properties.contract import CLAUSES, Breach
+from properties.protocol import Capabilities
+
+
+class Parked(NamedTuple):
+    """A preempted sequence: what it needs to come back."""
+
+    tokens: tuple[int, ...]
+    salt: str | None
+
+
+class State:
+    """The model's side of one trace. The judges read it; the referee changes it.
+
+    `holders[block]` counts the live sequences that hold a block. `handed[block]` is the step at which the block was last
+    handed out fresh. `dropped[slot]` is the run that a truncation dropped from the slot. `released[block]` orders the
+    blocks that nobody holds by their release. `free`, `cached` and `refs` are the last observation of the pool.
+    """
+
+    def __init__(self, geometry: Geometry, capabilities: Capabilities, offers: frozenset[str]) -> None:
+        self.geometry = geometry
+        self.capabilities = capabilities
+        self.offers = offers
+        self.runs = TokenRuns()
+        self.shadow = ShadowMemory(geometry.num_blocks, geometry.block_size)
+        self.host = ShadowMemory(geometry.num_host_blocks, geometry.block_size, "host")
+        self.live: dict[str, LiveSequence] = {}
+        self.swapped: dict[str, LiveSequence] = {}
+        self.parked: dict[str, Parked] = {}
+        self.holders: dict[int, int] = {}
+        self.handed: list[int] = [0] * geometry.num_blocks
+        self.dropped: dict[int, int] = {}
+        self.released: dict[int, tuple[int, int]] = {}
+        self.free: list[int] | None = None
+        self.cached: frozenset[int] | None = None
+        self.refs: list[int] | None = None
+        self.step = 0
+        self.usable = frozenset(range(geometry.num_blocks)) - set(capabilities.reserved_blocks)
+        self.breaches: list[Breach] = []
+        self.broken: set[str] = set()
+        self.judged: dict[str, int] = dict.fromkeys(CLAUSES, 0)
+        self.marks: Counter[str] = Counter()
+        self.latest: str | None = None
+        """The sequence that the operation before this one admitted or extended, if it did."""
+
+    def report(self, id: str, message: str) -> None:
+        """Record a breach; only the first of each clause in a trace, since the rest may follow from it."""
+        if id not in self.broken:
+            self.broken.add(id)
+            self.breaches.append(Breach(id, message, self.step))
+
+    @property
+    def block_size(self) -> int:
+        return self.geometry.block_size
+
+    def num_unowned(self) -> int:
+        """Usable blocks that no live sequence holds: free, or evictable from the prefix cache."""
+        return len(self.usable) - len(self.holders)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that a sequence of that length may need, declared look-ahead included."""
+        return -(-(num_tokens + self.capabilities.look_ahead) // self.geometry.block_size)

@@ -1,0 +1,130 @@
+"""A case: a trace with everything needed to repeat it, as versioned JSON that stays readable.
+
+It depends neither on Hypothesis nor on the run that found it. Operations stand one on a line, so that a person can read,
+diff and shorten them; any other JSON formatting is read as well.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from properties.contract import Level, UsageError, clause
+from properties.levels import spec_of
+
+FORMAT = "pagefault case"
+VERSION = 1
+LEVELS = ("blocks", "engine", "attention", "cache")
+
+
+class Case(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A trace, the target and the geometry it ran on, and the clause that it broke.
+
+    `tolerated` are clauses that did not end the trace when it was found. `seed` reproduces the generation, where there was
+    one. `versions` are those of pagefault, Python and the target. `flaky` marks a case that did not fail every time.
+    `geometry` and `operations` are of the types of the level's `LevelSpec`.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    level: Level
+    target: str
+    property: str
+    message: str
+    geometry: Any
+    operations: Any
+    tolerated: tuple[str, ...] = ()
+    seed: int | None = None
+    versions: dict[str, str] = {}
+    flaky: bool = False
+
+
+class _Head(msgspec.Struct):
+    """What every version of the format has; the rest is read once the version is known."""
+
+    format: str
+    version: int
+    level: str
+
+
+def encode(case: Case) -> bytes:
+    """The case as JSON, one operation on a line."""
+    fields = msgspec.to_builtins(case)
+    fields["format"], fields["version"] = case.format, case.version  # defaults, but a reader must see them
+    order = ["format", "version", *(key for key in fields if key not in ("format", "version"))]
+    lines = []
+    for key in order:
+        value = fields[key]
+        if key == "operations":
+            steps = ",\n".join("    " + msgspec.json.encode(step).decode() for step in value)
+            text = f"[\n{steps}\n  ]"
+        else:
+            text = msgspec.json.encode(value).decode()
+        lines.append(f'  "{key}": {text}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def decode(data: bytes, name: str = "case") -> Case:
+    """Read a case. Raises `UsageError` that says what is wrong with it and what to do."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{name} is not a whole case file: {error}. Was it cut off? Take it from the campaign again") from None
+    if head.format != FORMAT:
+        raise UsageError(f"{name} has format {head.format!r}, not {FORMAT!r}")
+    if head.version > VERSION:
+        raise UsageError(f"{name} has version {head.version}; this pagefault reads up to {VERSION}: upgrade pagefault")
+    if head.level not in LEVELS:
+        raise UsageError(f"{name} has level {head.level!r}; known are {', '.join(LEVELS)}")
+    spec = spec_of(head.level)  # type: ignore[arg-type]
+    try:
+        case = msgspec.json.decode(data, type=Case)
+        case.geometry = msgspec.convert(case.geometry, spec.geometry)
+        case.operations = msgspec.convert(case.operations, tuple[spec.operation, ...])  # type: ignore[name-defined]
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name} is not a valid case: {error}") from None
+    clause(case.property)
+    return case
+
+
+def read(path: Path) -> Case:
+    """Read a case file. Raises `UsageError`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    return decode(data, str(path))
+
+
+def write(case: Case, path: Path) -> None:
+    """Write a case so that either the whole file is there or nothing. Raises `OSError`."""
+    write_atomically(path, encode(case))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write beside the file and rename over it, so that a kill or a full disk leaves the old one. Raises `OSError`."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def fingerprint(case: Case) -> str:
+    """What makes two minimised cases the same finding: target, clause, geometry and steps, but not tokens' values.
+
+    Sixteen hexadecimal digits.
+    """
+    steps = [
+        {key: len(value) if key == "tokens" else value for key, value in step.items()}
+        for step in msgspec.to_builtins(case.operations)
+    ]
+    return xxhash.xxh64_hexdigest(msgspec.json.encode([case.target, case.property, steps], order="sorted"))

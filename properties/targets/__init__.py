@@ -1,0 +1,138 @@
+"""Targets that pagefault knows by name, and how a stranger's is found.
+
+A target is named by its built-in name, by `module:object`, by `path/to/file.py:object`, or by an entry point of the
+group `pagefault.targets` (its distribution's choice of name). The object is a class or a function without arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from properties.contract import Level, UsageError
+
+GROUP = "pagefault.targets"
+
+
+class Unavailable(UsageError):
+    """The target cannot run on this machine. The message says what is missing and the command that brings it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target that was found: its name on the command line, its level, and what makes a fresh adapter."""
+
+    name: str
+    level: Level
+    make: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """Where a built-in target lives. `summary` is one line for `pagefault targets`."""
+
+    level: Level
+    where: str
+    summary: str
+
+
+BUILTIN: dict[str, Builtin] = {
+    "ours": Builtin("blocks", "properties.targets.ours:OurBlocks", "paged_impl's block manager"),
+    "torch-flex": Builtin(
+        "blocks", "properties.targets.torch_flex:TorchFlex", "torch FlexAttention's PagedAttention (experimental)"
+    ),
+    "mini-vllm": Builtin("blocks", "properties.targets.mini_vllm:MiniVllm", "mini-vllm 0.1.1 BlockSpaceManager"),
+    "transformers": Builtin(
+        "blocks", "properties.targets.hf_transformers:HfPagedCache", "transformers' continuous batching PagedAttentionCache"
+    ),
+    "tokasaurus": Builtin("blocks", "properties.targets.tokasaurus:Tokasaurus", "tokasaurus' BlockAllocator"),
+}
+
+
+def builtin_error(name: str) -> str | None:
+    """Why a built-in target cannot run here, with the remedy; None if it can."""
+    try:
+        load(name).make()
+    except Unavailable as reason:
+        return str(reason)
+    return None
+
+
+def load(name: str) -> Target:
+    """The target of that name. Raises `UsageError` for an unknown one, `Unavailable` for one that cannot run here."""
+    if name in BUILTIN:
+        entry = BUILTIN[name]
+        return Target(name, entry.level, _object(entry.where, name))
+    plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name in plugins:
+        return _target(name, plugins[name].load())
+    if ":" in name:
+        return _target(name, _object(name, name))
+    near = ", ".join(get_close_matches(name, [*BUILTIN, *plugins], n=3)) or ", ".join([*BUILTIN, *plugins])
+    raise UsageError(
+        f"no target {name!r}; near it: {near}. A target of your own is given as module:object or path.py:object"
+    )
+
+
+def _target(name: str, found: Any) -> Target:
+    if not callable(found):
+        raise UsageError(f"target {name!r} is {type(found).__name__}, not a class or function that makes an adapter")
+    level: Level = getattr(found, "level", None) or "blocks"
+    if level not in ("blocks", "engine", "attention", "cache"):
+        raise UsageError(f"target {name!r} has level {level!r}; use blocks, engine, attention or cache")
+    return Target(name, level, found)
+
+
+def _object(where: str, name: str) -> Any:
+    module_name, _, attribute = where.rpartition(":")
+    module = _from_file(module_name) if module_name.endswith(".py") else _import(module_name, name)
+    try:
+        found = module
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        public = ", ".join(n for n in vars(module) if not n.startswith("_"))
+        raise UsageError(f"target {name!r}: {module_name} has no {attribute!r}; it has {public:.200}") from None
+    return found
+
+
+def _import(module_name: str, name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # a console script does not look in the folder that it is started from
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"target {name!r}: cannot import {error.name!r}. Start in the folder that holds it, install it, or give a path"
+        ) from error
+
+
+def _from_file(path: str) -> Any:
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise UsageError(f"target {path!r}: no such file (looked for {file})")
+    module_name = f"pagefault_target_{file.stem}_{abs(hash(str(file))):x}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"target {path!r}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    finally:
+        sys.path.remove(str(file.parent))
+    return module

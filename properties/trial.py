@@ -1,0 +1,101 @@
+"""Apply a trace to a target and judge it: the one function behind machines, `repro`, minimiser, explorer and fuzzer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from properties.contract import AdapterError
+from properties.levels import LevelSpec
+
+EVERYTHING: frozenset[str] = frozenset({"*"})
+"""As `tolerate`: no clause ends the trace, so that what lies behind an early fault is judged too."""
+
+
+@dataclass
+class Verdict:
+    """What came of a trace.
+
+    `breaches` are the clauses broken, each once, in order. `applied` are the operations that had a meaning, `illegal` the
+    number of those that had none. `adapter` is set where the adapter broke its own protocol: then there is no finding.
+    """
+
+    breaches: list[Any] = field(default_factory=list)
+    applied: list[Any] = field(default_factory=list)
+    illegal: int = 0
+    adapter: AdapterError | None = None
+    state: Any = None
+
+    def broke(self, property: str) -> bool:
+        """Whether that clause was broken."""
+        return any(breach.property == property for breach in self.breaches)
+
+    def message(self, property: str) -> str:
+        """The explanation of the breach of that clause."""
+        return next(breach.message for breach in self.breaches if breach.property == property)
+
+
+def run_trace(
+    spec: LevelSpec,
+    make: Callable[[], Any],
+    geometry: Any,
+    operations: Iterable[Any],
+    *,
+    tolerate: Collection[str] = (),
+    before: Callable[[Any], None] | None = None,
+) -> Verdict:
+    """Judge a trace on a fresh target.
+
+    It ends at the first step that breaks a clause outside `tolerate`; every clause broken at that step is recorded. A crash
+    always ends it. `before` is called with each operation before it is applied (the journal).
+    """
+    verdict = Verdict()
+    referee = None
+    try:
+        referee = spec.referee(make(), geometry)
+        verdict.state = referee.state
+        _apply_all(referee, operations, tolerate, before, verdict)
+    except AdapterError as error:
+        verdict.adapter = error
+    finally:
+        if referee is not None:
+            verdict.breaches = list(referee.state.breaches)
+    if referee is not None and verdict.adapter is None:
+        _close(referee, verdict)
+    return verdict
+
+
+def _apply_all(
+    referee: Any,
+    operations: Iterable[Any],
+    tolerate: Collection[str],
+    before: Callable[[Any], None] | None,
+    verdict: Verdict,
+) -> None:
+    breaches = referee.state.breaches
+    for operation in operations:
+        if before is not None:
+            before(operation)
+        seen = len(breaches)
+        outcome = referee.apply(operation)
+        if outcome == "illegal":
+            verdict.illegal += 1
+            continue
+        verdict.applied.append(operation)
+        if outcome == "crashed" or ends(breaches[seen:], tolerate):
+            return
+
+
+def ends(breaches: Iterable[Any], tolerate: Collection[str]) -> bool:
+    """Whether a step with these breaches ends a trace."""
+    return "*" not in tolerate and any(breach.property not in tolerate for breach in breaches)
+
+
+def _close(referee: Any, verdict: Verdict) -> None:
+    try:
+        referee.close()
+    except AdapterError as error:
+        verdict.adapter = error
+    except Exception as error:
+        verdict.adapter = AdapterError(f"close raised {type(error).__name__}: {error}", "close() must not fail")
