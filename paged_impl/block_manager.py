@@ -87,8 +87,8 @@ class BlockManager:
         """Give a new sequence blocks for all its tokens; returns how many leading tokens are cached already.
 
         That is a multiple of the block size and leaves at least one token to compute. `salt` keeps prefixes
-        apart whose KV differs though their tokens do not: adapter, image, tenant, model version. Raises
-        OutOfBlocks, or ValueError for a name in use or an empty prompt.
+        apart whose KV differs though their tokens do not: adapter, image, tenant, model version.
+        Raises OutOfBlocks, or ValueError for a name in use or an empty prompt.
         """
         self._check_new(name)
         packed = pack(tokens)
@@ -109,8 +109,8 @@ class BlockManager:
         """The KV of positions [0, upto) is written: publish the blocks that became full, slide the window.
 
         The window follows tokens that are computed *and* settled: those of the newest `append` may be drafts,
-        and count as settled from the next one on. Less than before changes nothing. Raises ValueError if
-        `upto` is more than the sequence has, or the sequence is swapped out.
+        and count as settled from the next one on. Less than before changes nothing.
+        Raises ValueError if `upto` is more than the sequence has, or the sequence is swapped out.
         """
         seq = self._resident(name)
         if not 0 <= upto <= len(seq.tokens):
@@ -154,8 +154,7 @@ class BlockManager:
     def fork(self, parent: Name, child: Name) -> None:
         """Start `child` as a copy of `parent`. Takes no block: all are shared until one of the two writes.
 
-        Raises ValueError if `child` is live, or `parent` is swapped out or has tokens to compute (both
-        would).
+        Raises ValueError if `child` is live, or `parent` is swapped out or has tokens to compute.
         """
         seq = self._resident(parent)
         self._check_new(child)
@@ -170,9 +169,8 @@ class BlockManager:
     def truncate(self, name: Name, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens (drafts rolled back) and release the blocks behind them.
 
-        Of the dropped part, what this sequence alone held is no longer findable; what others hold stays
-        theirs. Raises ValueError for a length outside 0..num_tokens(name), or one whose window is released in
-        part.
+        Of the dropped part, what this sequence alone held is no longer findable; what others hold is theirs.
+        Raises ValueError for a length outside 0..num_tokens(name), or one whose window is released in part.
         """
         seq = self._resident(name)
         if not 0 <= num_tokens <= len(seq.tokens):
@@ -201,7 +199,7 @@ class BlockManager:
     def clear_cache(self) -> None:
         """Make every cached prefix unfindable (new weights, dropped KV); live sequences publish no more."""
         self._cache.clear()
-        self._pool.blank_evictable()
+        self._pool.blank_all()
 
     # ---- swapping
 
@@ -315,9 +313,7 @@ class BlockManager:
     def _release(self, block: int) -> None:
         if self._pool.release(block):
             keep = self._cache.is_last_copy(block)
-            if (
-                not keep
-            ):  # a copy too many is worth more as memory: so a free block is the only copy of its prefix
+            if not keep:  # one copy is enough: a free block is the only copy of its prefix
                 self._cache.forget(block)
             self._pool.retire(block, evictable=keep)
 
@@ -368,7 +364,14 @@ class BlockManager:
             chunk = data[start : start + chunk_bytes]
             if i == 0:
                 chunk = salted(chunk, seq.salt)
-            seq.chain.append(self._cache.publish(seq.chain[-1], chunk, seq.table[i]))
+            if seq.table[i] == NO_BLOCK:  # passed by the window, then swapped: others may have kept it cached
+                node = self._cache.find(seq.chain[-1], chunk)
+            else:
+                node = self._cache.publish(seq.chain[-1], chunk, seq.table[i])
+            seq.chain.append(node)
+            if node.twins and self._pool.ref_counts[node.block] == 0:  # the older copy is one too many
+                self._pool.blank(node.block)
+                self._cache.forget(node.block)
 
     def _slide(self, seq: SequenceState) -> None:
         stop = self._window_start(min(seq.num_computed, seq.num_settled))

@@ -56,12 +56,17 @@ class BlockPool:
         else:
             self._blank.append(block)
 
+    def blank(self, block: int) -> None:
+        """Make an evictable block blank: what it kept is not worth keeping."""
+        del self._evictable[block]
+        self._blank.append(block)
+
     def touch(self, block: int) -> None:
         """Make an evictable block the newest; leave any other alone."""
         if block in self._evictable:
             self._evictable.move_to_end(block)
 
-    def blank_evictable(self) -> None:
-        """Make every evictable block blank: the caller has dropped the cache."""
+    def blank_all(self) -> None:
+        """Make every evictable block blank: the cache is dropped."""
         self._blank.extend(reversed(self._evictable))
         self._evictable.clear()

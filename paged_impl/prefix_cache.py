@@ -46,17 +46,22 @@ class PrefixCache:
         """The root and the longest cached chain of `data` in chunks of `chunk_bytes`. Changes nothing."""
         node = self.root
         chain = [node]
-        hash_fn, find = self._hash, self._index.get
         for start in range(0, len(data), chunk_bytes):
             chunk = data[start : start + chunk_bytes]
             if start == 0:
                 chunk = salted(chunk, salt)
-            child = find(hash_fn(node.digest + chunk))
-            if child is None or child.parent is not node or child.chunk != chunk:
+            node = self.find(node, chunk)
+            if not node.alive:
                 break
-            chain.append(child)
-            node = child
+            chain.append(node)
         return chain
+
+    def find(self, parent: PrefixNode, chunk: bytes) -> PrefixNode:
+        """The node of `chunk` behind `parent`, or a dead one if it is not cached."""
+        node = self._index.get(self._hash(parent.digest + chunk))
+        if node is None or node.parent is not parent or node.chunk != chunk:
+            return self._nowhere
+        return node
 
     def publish(self, parent: PrefixNode, chunk: bytes, block: int) -> PrefixNode:
         """Make `block` findable as `chunk` behind `parent`; returns its node, dead if that cannot be.
@@ -68,6 +73,9 @@ class PrefixCache:
             return self._nowhere
         digest = self._hash(parent.digest + chunk)
         node = self._index.get(digest)
+        if node is not None and node is self._node_of[block] and node.parent is parent:
+            return node  # by the other side of a fork
+        self.forget(block)
         if node is not None and node.parent is parent and node.chunk == chunk:
             if node.twins is None:
                 node.twins = {}
