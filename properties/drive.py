@@ -1,0 +1,82 @@
+"""One random trace: drawn from a seed while it is applied. The fuzzer's loop, and the second half of `pytest properties`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Any
+
+from properties.contract import AdapterError
+from properties.levels import Below, LevelSpec
+from properties.trial import Verdict, ends
+
+NUM_STEPS = 60
+"""Operations of a trace at most: long enough to fill, free and refill a pool of 8 blocks several times."""
+
+
+def below_of(seed: int) -> Below:
+    """A source of draws that depends on nothing but the seed."""
+    random = Random(seed).random
+
+    def below(n: int) -> int:
+        return int(random() * n)
+
+    return below
+
+
+def drive(
+    spec: LevelSpec,
+    make: Callable[[], Any],
+    seed: int,
+    *,
+    num_steps: int = NUM_STEPS,
+    tolerate: Collection[str] = (),
+    opened: Callable[[Any], None] | None = None,
+    before: Callable[[Any], None] | None = None,
+) -> tuple[Any, Verdict]:
+    """Draw a geometry and a trace, apply and judge it; the closing operation comes last.
+
+    `opened` is called with the geometry before the target is made, `before` with each operation before it is applied.
+    The trace ends early as in `run_trace`. Returns the geometry and what came of it; every draw follows from `seed`.
+    """
+    below, verdict = below_of(seed), Verdict()
+    geometry: Any = None
+    referee: Any = None
+    try:
+        target = make()
+        offers, capabilities = spec.offered(target), target.capabilities
+        geometry = spec.choose_geometry(below, capabilities, offers)
+        if opened is not None:
+            opened(geometry)
+        referee = spec.referee(target, geometry)
+        verdict.state = referee.state
+        maker = spec.maker(below, geometry, capabilities, offers)
+        maker.swarm()
+        _steps(spec, referee, maker, num_steps, tolerate, before, verdict)
+        referee.close()
+    except AdapterError as error:
+        verdict.adapter = error
+    if referee is not None:
+        verdict.breaches = list(referee.state.breaches)
+    return geometry, verdict
+
+
+def _steps(
+    spec: LevelSpec,
+    referee: Any,
+    maker: Any,
+    num_steps: int,
+    tolerate: Collection[str],
+    before: Callable[[Any], None] | None,
+    verdict: Verdict,
+) -> None:
+    state, breaches, applied = referee.state, referee.state.breaches, verdict.applied
+    for number in range(num_steps):
+        operation = maker.next(state) if number < num_steps - 1 else spec.closing
+        if before is not None:
+            before(operation)
+        applied.append(operation)
+        seen = len(breaches)
+        outcome = referee.apply(operation)
+        if outcome == "crashed" or (len(breaches) > seen and ends(breaches[seen:], tolerate)):
+            return

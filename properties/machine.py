@@ -1,0 +1,181 @@
+"""The Hypothesis state machine of a level: its rules draw operations, the referee applies and judges them.
+
+Hypothesis owns generation and the first stage of shrinking; what a person reads comes from the trace, which the machine
+writes as it goes. One rule stands for each kind of operation, so that Hypothesis chooses and shrinks kinds itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from time import perf_counter
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from properties.contract import VIOLATIONS, AdapterError
+from properties.levels import LevelSpec
+from properties.trial import ends
+
+PROFILES = {
+    "pagefault-dev": settings(max_examples=60, stateful_step_count=40),
+    "pagefault-ci": settings(max_examples=300, stateful_step_count=50, derandomize=True, database=None),
+    "pagefault-night": settings(max_examples=20_000, stateful_step_count=80),
+}
+"""Ours, under our own names: a user's profiles stay what they are. No deadlines: they are the classic cause of flakes."""
+
+
+def register_profiles() -> None:
+    """Make the profiles known to Hypothesis, without loading one."""
+    for name, profile in PROFILES.items():
+        settings.register_profile(name, _quiet(profile))
+
+
+def _quiet(profile: settings) -> settings:
+    return settings(profile, deadline=None, print_blob=False, suppress_health_check=list(HealthCheck))
+
+
+@dataclass
+class Tally:
+    """What the machine reached, over all its traces; `failing` has the shortest failing trace of each clause."""
+
+    traces: int = 0
+    steps: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    judged: Counter[str] = field(default_factory=Counter)
+    marks: Counter[str] = field(default_factory=Counter)
+    failing: dict[str, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
+    adapter: AdapterError | None = None
+    body_s: float = 0.0
+    """Seconds spent in the rules' bodies: target and referee, without Hypothesis and its draws."""
+
+
+def search(
+    spec: LevelSpec,
+    make: Callable[[], Any],
+    profile: settings,
+    *,
+    tolerate: Collection[str] = (),
+    only: str | None = None,
+    tally: Tally | None = None,
+) -> Tally:
+    """Run the machine once. A trace ends at the first breach outside `tolerate` (with `only`: at that clause).
+
+    What was found is in the tally; nothing is raised for it. Raises `AdapterError` where the adapter breaks its protocol.
+    """
+    tally = tally or Tally()
+    machine = build_machine(spec, make, tally, tolerate=tolerate, only=only)
+    try:
+        with redirect_stdout(StringIO()):  # the machine prints its program; ours is the trace
+            run_state_machine_as_test(machine, settings=_quiet(profile))
+    except* tuple(VIOLATIONS.values()):
+        pass
+    except* AdapterError as group:
+        tally.adapter = _first(group)
+    return tally
+
+
+def _first(group: BaseExceptionGroup[AdapterError]) -> AdapterError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, AdapterError)
+    return error
+
+
+def build_machine(
+    spec: LevelSpec,
+    make: Callable[[], Any],
+    tally: Tally,
+    *,
+    tolerate: Collection[str] = (),
+    only: str | None = None,
+) -> type[RuleBasedStateMachine]:
+    """A state machine class for that target. Its traces are counted in `tally`."""
+    sample = make()
+    offers = spec.offered(sample)
+    capabilities = sample.capabilities
+    probe = spec.maker(lambda n: 0, spec.choose_geometry(lambda n: 0, capabilities, offers), capabilities, offers)
+
+    class Machine(RuleBasedStateMachine):
+        """One trace on one fresh target."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.trace: list[Any] = []
+            self.referee: Any = None
+            self.done = False
+
+        @initialize(data=st.data())
+        def open(self, data: st.DataObject) -> None:
+            def below(n: int) -> int:
+                return data.draw(st.integers(0, n - 1)) if n > 1 else 0
+
+            self.below = below
+            self.geometry = spec.choose_geometry(below, capabilities, offers)
+            self.referee = spec.referee(make(), self.geometry)
+            self.maker = spec.maker(below, self.geometry, capabilities, offers)
+
+        def step(self, operation: Any) -> None:
+            """Apply one operation and raise for a breach that ends the trace."""
+            self.trace.append(operation)
+            breaches = self.referee.state.breaches
+            seen = len(breaches)
+            started = perf_counter()
+            outcome = self.referee.apply(operation)
+            tally.body_s += perf_counter() - started
+            tally.steps += 1
+            tally.outcomes[outcome] += 1
+            self.done = outcome == "crashed"
+            new = [b for b in breaches[seen:] if only is None or b.property == only]
+            for breach in new:
+                self._keep(breach.property)
+            if ends(new, tolerate):
+                first = next(b for b in new if b.property not in tolerate)
+                self.done = True
+                raise VIOLATIONS[first.property](first.message)
+
+        def _keep(self, property: str) -> None:
+            known = tally.failing.get(property)
+            if known is None or len(self.trace) < len(known[1]):
+                tally.failing[property] = (self.geometry, tuple(self.trace))
+
+        def teardown(self) -> None:
+            if self.referee is None:
+                return
+            try:
+                if not self.done:
+                    self.step(spec.closing)
+            finally:
+                state = self.referee.state
+                tally.traces += 1
+                tally.judged.update({id: count for id, count in state.judged.items() if count})
+                tally.marks.update(state.marks)
+                self.referee.close()
+
+    for kind in probe.kinds:
+        _add_rule(Machine, kind)
+    return Machine
+
+
+def _add_rule(machine: type[RuleBasedStateMachine], kind: Any) -> None:
+    """One rule for one kind of operation; it does nothing where the state has no room for that kind."""
+
+    def body(self: Any, data: st.DataObject) -> None:
+        def below(n: int) -> int:
+            return data.draw(st.integers(0, n - 1)) if n > 1 else 0
+
+        self.maker.below = below
+        operation = self.maker.make(kind, self.referee.state)
+        if operation is not None:
+            self.step(operation)
+
+    name = getattr(kind, "kind", str(kind))
+    body.__name__ = name
+    ready = precondition(lambda self: self.referee is not None and not self.done)
+    setattr(machine, f"rule_{name}", ready(rule(data=st.data())(body)))

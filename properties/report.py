@@ -1,0 +1,84 @@
+"""A finding in words: the clause, the steps, the explanation. The same text in pytest, in `show` and in a campaign."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from properties.case import Case
+from properties.contract import clause
+
+MOST_TOKENS = 24
+"""Longer runs are cut in the middle when they are printed; the case file has them whole."""
+
+
+def tokens_in_words(tokens: Sequence[int]) -> str:
+    """`tokens 1 0 1`, or a long run cut in the middle."""
+    if len(tokens) <= MOST_TOKENS:
+        return f"token{'s' * (len(tokens) != 1)} " + " ".join(map(str, tokens))
+    half = MOST_TOKENS // 2
+    middle = f" ... ({len(tokens)} in all) ... "
+    return "tokens " + " ".join(map(str, tokens[:half])) + middle + " ".join(map(str, tokens[-half:]))
+
+
+_SENTENCES = {
+    "admit": "admit {name} with {tokens}{salt}",
+    "append": "append {tokens} to {name}",
+    "free": "free {name}",
+    "free_again": "free {name}, which is not live",
+    "fork": "fork {name} into {child}",
+    "truncate": "truncate {name} to {length} tokens",
+    "swap_out": "swap {name} out to host memory",
+    "swap_in": "swap {name} in from host memory",
+    "preempt": "preempt {name} (free its blocks, keep its tokens)",
+    "resume": "resume {name} (admit it again with all its tokens)",
+    "lookup": "look up {tokens}{salt}",
+    "allocate": "allocate {name} with {tokens}{salt}, nothing computed yet",
+    "computed": "{name} is computed up to position {upto}",
+    "drain": "free everything, then fill the whole pool once",
+}
+
+
+def operation_in_words(operation: Any) -> str:
+    """One step as a person would say it; an operation without a sentence is printed as its JSON."""
+    fields = msgspec.to_builtins(operation)
+    sentence = _SENTENCES.get(fields.get("op"))
+    if sentence is None:
+        return msgspec.json.encode(operation).decode()
+    if "tokens" in fields:
+        fields["tokens"] = tokens_in_words(fields["tokens"])
+    fields["salt"] = f" under salt {fields['salt']!r}" if fields.get("salt") is not None else ""
+    return sentence.format(**fields)
+
+
+def geometry_in_words(geometry: Any) -> str:
+    """The settings that a trace ran with, without those left at their default."""
+    fields = msgspec.to_builtins(geometry)
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in fields.items())
+
+
+def steps_in_words(operations: Sequence[Any], broken_at: int | None = None, property: str = "") -> list[str]:
+    """Numbered steps; the one that breaks the clause is marked."""
+    lines = []
+    for number, operation in enumerate(operations, 1):
+        mark = f"   <- breaks {property}" if number == broken_at else ""
+        lines.append(f"  {number:3}  {operation_in_words(operation)}{mark}")
+    return lines
+
+
+def explain(case: Case, broken_at: int | None = None, replay: str | None = None) -> str:
+    """The whole text of a finding: clause, settings, steps, explanation and, if given, the replay command."""
+    broken = clause(case.property)
+    lines = [
+        f"{broken.id}: {broken.text}",
+        f"does not hold for {case.target} ({geometry_in_words(case.geometry)}):",
+        "",
+        *steps_in_words(case.operations, broken_at, broken.id),
+        "",
+        case.message,
+    ]
+    if replay:
+        lines += ["", f"replay: {replay}"]
+    return "\n".join(lines)
