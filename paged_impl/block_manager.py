@@ -183,7 +183,7 @@ class BlockManager:
             )
         for block in reversed(seq.table[num_tokens // self.block_size :]):
             if self._pool.ref_counts[block] == 1:
-                self._cache.forget(block)
+                self._forget(block)
         self._release_all(seq.cut(num_tokens, self.block_size))
 
     def free(self, name: Name) -> None:
@@ -286,7 +286,7 @@ class BlockManager:
 
     def cached_blocks(self) -> list[int]:
         """The blocks that some lookup can find, held or free."""
-        return self._cache.findable_blocks()
+        return self._cache.blocks()
 
     @property
     def num_free(self) -> int:
@@ -307,8 +307,13 @@ class BlockManager:
 
     def _take(self) -> int:
         block = self._pool.take()
-        self._cache.forget(block)
+        self._forget(block)
         return block
+
+    def _forget(self, block: int) -> None:
+        for orphan in self._cache.forget(block):
+            if self._pool.ref_counts[orphan] == 0:
+                self._pool.blank(orphan)
 
     def _release(self, block: int) -> None:
         if self._pool.release(block):
@@ -324,7 +329,7 @@ class BlockManager:
             self._copies.append(Copy(block, seq.table[-1], "device", "device"))
             self._release(block)
         else:  # it may be findable still: cut by this sequence while another held it, which has left
-            self._cache.forget(block)
+            self._forget(block)
 
     # ---- many blocks
 

@@ -3,7 +3,7 @@
 Each cached prefix is a node: a run of `block_size` tokens behind one parent node. A node is found by the
 digest of (parent digest, token bytes), and believed only if its parent *is* the node reached so far and its
 bytes are equal. By induction a match is exact whatever the hash does: a weak or colliding hash loses hits, it
-never gives a wrong one.
+never gives a wrong one. A node never outlives its parent, so that whatever is cached can be found.
 """
 
 from collections.abc import Callable
@@ -18,26 +18,41 @@ NO_BLOCK = -1
 class PrefixNode:
     """One full block of tokens behind one whole prefix, and the physical blocks that hold its KV."""
 
-    __slots__ = ("alive", "block", "chunk", "digest", "parent", "twins")
+    __slots__ = ("alive", "block", "child", "chunk", "digest", "next", "parent", "prev", "twins")
 
     def __init__(self, digest: bytes, parent: "PrefixNode | None", chunk: bytes, block: int) -> None:
         self.digest = digest
-        self.parent = parent
         self.chunk = chunk  # the token run as bytes; in a first block the salt stands before it
         self.block = block
-        self.twins: dict[int, None] | None = (
-            None  # further copies, by sequences that computed the run side by side
-        )
+        self.twins: dict[int, None] | None = None  # more copies, by sequences that computed it side by side
         self.alive = True  # once dead, for good: nothing can be published behind it
+        self.parent = parent
+        self.child: PrefixNode | None = None  # the newest one; the others follow by `next`
+        self.prev: PrefixNode | None = None
+        self.next: PrefixNode | None = None if parent is None else parent.child
+        if parent is not None:
+            if parent.child is not None:
+                parent.child.prev = self
+            parent.child = self
+
+    def detach(self) -> None:
+        """Leave the list of the parent's children."""
+        if self.prev is not None:
+            self.prev.next = self.next
+        elif self.parent is not None:
+            self.parent.child = self.next
+        if self.next is not None:
+            self.next.prev = self.prev
+        self.prev = self.next = None
 
 
 class PrefixCache:
     """The published blocks. The manager says what is published or forgotten, and when."""
 
     def __init__(self, num_blocks: int, hash_fn: HashFn | None = None) -> None:
-        self.root = PrefixNode(b"", None, b"", NO_BLOCK)
         self._hash: HashFn = hash_fn or xxhash.xxh64_digest
-        self._index: dict[bytes, PrefixNode] = {}  # a parent stands before its children
+        self.root = PrefixNode(b"", None, b"", NO_BLOCK)
+        self._index: dict[bytes, PrefixNode] = {}
         self._node_of: list[PrefixNode | None] = [None] * num_blocks
         self._nowhere = PrefixNode(b"", None, b"", NO_BLOCK)
         self._nowhere.alive = False
@@ -48,9 +63,7 @@ class PrefixCache:
         chain = [node]
         for start in range(0, len(data), chunk_bytes):
             chunk = data[start : start + chunk_bytes]
-            if start == 0:
-                chunk = salted(chunk, salt)
-            node = self.find(node, chunk)
+            node = self.find(node, chunk if start else salted(chunk, salt))
             if not node.alive:
                 break
             chain.append(node)
@@ -66,69 +79,71 @@ class PrefixCache:
     def publish(self, parent: PrefixNode, chunk: bytes, block: int) -> PrefixNode:
         """Make `block` findable as `chunk` behind `parent`; returns its node, dead if that cannot be.
 
-        It cannot be when the parent is dead, since no lookup would get here, or when another prefix has the
-        same digest. That one stays, unless its own parent is dead.
+        It cannot be when the parent is dead, or when another prefix has the same digest: the first one stays.
         """
         if not parent.alive:
             return self._nowhere
         digest = self._hash(parent.digest + chunk)
         node = self._index.get(digest)
-        if node is not None and node is self._node_of[block] and node.parent is parent:
-            return node  # by the other side of a fork
-        self.forget(block)
-        if node is not None and node.parent is parent and node.chunk == chunk:
-            if node.twins is None:
-                node.twins = {}
-            node.twins[block] = None
-        else:
-            if node is not None:
-                if node.parent is not None and node.parent.alive:
-                    return self._nowhere
-                self._kill(node)
+        if node is None:
             node = self._index[digest] = PrefixNode(digest, parent, chunk, block)
+        elif node.parent is not parent or node.chunk != chunk:
+            return self._nowhere
+        elif node is not self._node_of[block]:  # it is, if the other side of a fork was here before
+            node.twins = node.twins or {}
+            node.twins[block] = None
         self._node_of[block] = node
         return node
 
     def is_last_copy(self, block: int) -> bool:
         """Whether forgetting the block would lose a cached prefix."""
         node = self._node_of[block]
-        return node is not None and node.alive and not node.twins
+        return node is not None and not node.twins
 
-    def forget(self, block: int) -> None:
-        """Make a block unfindable, if it was published. Its prefix stays cached while it has another copy."""
+    def forget(self, block: int) -> list[int]:
+        """Make a block unfindable, if it was published; returns further blocks that went with it.
+
+        Its prefix stays cached while it has another copy. With the last one go the prefixes that continue it.
+        """
         node = self._node_of[block]
         if node is None:
-            return
+            return []
         self._node_of[block] = None
         if not node.twins:
-            self._kill(node)
-        elif node.block == block:
+            return self._kill(node)
+        if node.block == block:
             node.block = node.twins.popitem()[0]
         else:
             del node.twins[block]
+        return []
 
     def clear(self) -> None:
         """Forget everything. No sequence that has begun can publish any more: its chain is dead."""
-        for node in [self.root, *self._index.values()]:
-            self._kill(node)
+        self._kill(self.root)
         self.root = PrefixNode(b"", None, b"", NO_BLOCK)
-        self._node_of = [None] * len(self._node_of)
 
-    def findable_blocks(self) -> list[int]:
-        """Every block that some lookup can reach, each once. O(published blocks): for inspection."""
-        reachable = {self.root}
+    def blocks(self) -> list[int]:
+        """Every cached block, each once. O(cached blocks): for inspection."""
+        return [block for node in self._index.values() for block in (node.block, *(node.twins or ()))]
+
+    def _kill(self, top: PrefixNode) -> list[int]:
+        """Drop a node and all that continues it; returns the blocks of the latter."""
+        top.detach()
         blocks: list[int] = []
-        for node in self._index.values():
-            if node.parent in reachable:
-                reachable.add(node)
-                blocks += (node.block, *(node.twins or ()))
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            child = node.child
+            while child is not None:
+                stack.append(child)
+                blocks += (child.block, *(child.twins or ()))
+                child = child.next
+            node.alive = False
+            node.parent = node.child = node.prev = node.next = None  # a dead node keeps no other in memory
+            self._index.pop(node.digest, None)
+        for block in blocks:
+            self._node_of[block] = None
         return blocks
-
-    def _kill(self, node: PrefixNode) -> None:
-        node.alive = False
-        node.parent = None  # or the last block of a chain would keep every dead node before it in memory
-        if self._index.get(node.digest) is node:
-            del self._index[node.digest]
 
 
 def salted(chunk: bytes, salt: Salt) -> bytes:
