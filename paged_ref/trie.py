@@ -54,6 +54,10 @@ class TokenRuns:
             run = self._parent[run]
         return tokens[::-1]
 
+    def parent(self, run: int) -> int:
+        """The run without its last token."""
+        return self._parent[run]
+
     def length(self, run: int) -> int:
         """Number of tokens of a run."""
         return len(self.tokens(run))

@@ -73,7 +73,9 @@ def decode(data: bytes, name: str = "case") -> Case:
     try:
         head = msgspec.json.decode(data, type=_Head)
     except msgspec.DecodeError as error:
-        raise UsageError(f"{name} is not a whole case file: {error}. Was it cut off? Take it from the campaign again") from None
+        raise UsageError(
+            f"{name} is not a whole case file: {error}. Was it cut off? Take it from the campaign again"
+        ) from None
     if head.format != FORMAT:
         raise UsageError(f"{name} has format {head.format!r}, not {FORMAT!r}")
     if head.version > VERSION:

@@ -85,7 +85,11 @@ _ALL = (
     _c("ALLOC-3", _BLOCKS, "a failing call changes nothing"),
     _c("ALLOC-4", _BLOCKS, "a can-do answer equals what the operation then does"),
     _c("ALLOC-4P", _BLOCKS, "the predicted change of the free count is the actual one"),
-    _c("ALLOC-5", _BOOKKEEPING, "after everything is freed nothing is owned, and the whole pool can be allocated again"),
+    _c(
+        "ALLOC-5",
+        _BOOKKEEPING,
+        "after everything is freed nothing is owned, and the whole pool can be allocated again",
+    ),
     _c("ALLOC-6", _BLOCKS, "no refusal while free plus evictable blocks suffice"),
     _c("REF-1", _BOOKKEEPING, "a stored reference count equals the holders derived from the tables"),
     _c("REF-2", _BOOKKEEPING, "no block is both referenced and available for reuse"),
@@ -93,7 +97,11 @@ _ALL = (
     _c("SLOT-1", _BOOKKEEPING, "slot = table[position // block size] * block size + position % block size"),
     _c("SLOT-2", _BOOKKEEPING, "a slot about to be written belongs to exactly one live sequence"),
     _c("SLOT-3", ("engine", "attention", "cache"), "slot -1 writes nothing, and never means the last slot"),
-    _c("HASH-1", _BOOKKEEPING, "a hit block holds exactly that token run behind that whole prefix, with that salt"),
+    _c(
+        "HASH-1",
+        _BOOKKEEPING,
+        "a hit block holds exactly that token run behind that whole prefix, with that salt",
+    ),
     _c("HASH-2", _BOOKKEEPING, "no hit covers KV that will not have been written when it is read"),
     _c("HASH-3P", _BLOCKS, "an immediate repeat hits what the declared policy says"),
     _c("HASH-4", _BOOKKEEPING, "at least one token is left to compute"),
@@ -109,7 +117,11 @@ _ALL = (
     _c("BATCH-1", _ENGINE, "cu_seqlens, positions, context lengths and maxima agree"),
     _c("BATCH-2", _ENGINE, "the slot mapping covers exactly the tokens computed in this step"),
     _c("BATCH-3", ("engine", "attention", "cache"), "padding is inert"),
-    _c("BATCH-4", _ENGINE, "attention reads exactly [0, context) or the window, every slot written before it is read"),
+    _c(
+        "BATCH-4",
+        _ENGINE,
+        "attention reads exactly [0, context) or the window, every slot written before it is read",
+    ),
     _c("CONTENT-1", _BOOKKEEPING, "every slot a sequence may read holds the value its own tokens put there"),
     _c("STORE-1", _TENSORS, "the listed slots hold the exact bits, and every other byte is unchanged"),
     _c("READ-1", _TENSORS, "parity with dense attention in float64"),
@@ -127,8 +139,16 @@ _ALL = (
     _c("WINDOW-1", _BOOKKEEPING, "a sliding window frees only blocks wholly outside it, and sinks stay"),
     _c("WINDOW-1P", _BLOCKS, "blocks wholly outside the window are freed"),
     _c("MEM-1", _BLOCKS, "the memory arithmetic"),
-    _c("CRASH-1", ("blocks", "engine", "attention", "cache"), "a legal call raises nothing but the declared refusal"),
-    _c("CRASH-2", ("blocks", "engine", "attention", "cache"), "a legal call ends within the time limit, in a live process"),
+    _c(
+        "CRASH-1",
+        ("blocks", "engine", "attention", "cache"),
+        "a legal call raises nothing but the declared refusal",
+    ),
+    _c(
+        "CRASH-2",
+        ("blocks", "engine", "attention", "cache"),
+        "a legal call ends within the time limit, in a live process",
+    ),
 )
 
 CLAUSES: dict[str, Clause] = {clause.id: clause for clause in _ALL}

@@ -33,7 +33,7 @@ class Verdict:
 
     def message(self, property: str) -> str:
         """The explanation of the breach of that clause."""
-        return next(breach.message for breach in self.breaches if breach.property == property)
+        return str(next(breach.message for breach in self.breaches if breach.property == property))
 
 
 def run_trace(

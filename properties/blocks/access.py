@@ -168,8 +168,11 @@ def judge_window(state: State, seq: LiveSequence, settled: int) -> None:
             state.report(
                 "WINDOW-1",
                 f"sequence {seq.name}, position {position} was released, but "
-                + (f"it is one of {state.geometry.num_sinks} sinks" if position < state.geometry.num_sinks else
-                   f"the next token, {seq.computed}, reads the last {window} positions, from {max(first_needed, 0)}"),
+                + (
+                    f"it is one of {state.geometry.num_sinks} sinks"
+                    if position < state.geometry.num_sinks
+                    else f"the next token, {seq.computed}, reads the last {window} positions, from {max(first_needed, 0)}"
+                ),
             )
             return
     if "WINDOW-1P" in state.capabilities.promises:

@@ -87,7 +87,9 @@ class OperationMaker:
         self.alphabet = 2 + below(2)
         self.past: list[tuple[int, ...]] = []
         self._names = 0
-        self.kinds = sorted(offered_operations(offers, capabilities.unknown_free) & set(WEIGHTS), key=list(WEIGHTS).index)
+        self.kinds = sorted(
+            offered_operations(offers, capabilities.unknown_free) & set(WEIGHTS), key=list(WEIGHTS).index
+        )
         self.wheel = [kind for kind in self.kinds for _ in range(WEIGHTS[kind])]
 
     def swarm(self) -> None:
@@ -152,7 +154,10 @@ class OperationMaker:
         if name is None or len(state.live[name].tokens) < 2:
             return None
         self._remember(state, name)
-        return self._legal(state, Truncate(name, len(state.live[name].tokens) - 1 - self.below(len(state.live[name].tokens) - 1)))
+        return self._legal(
+            state,
+            Truncate(name, len(state.live[name].tokens) - 1 - self.below(len(state.live[name].tokens) - 1)),
+        )
 
     def preempt(self, state: State) -> Operation | None:
         name = self._pick(state, computed=False)

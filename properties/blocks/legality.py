@@ -34,7 +34,7 @@ _NEEDS: dict[type[Operation], tuple[str, ...]] = {
 
 def offered_operations(offers: frozenset[str], unknown_free: str | None) -> set[type[Operation]]:
     """The kinds of operation that a target with these optional methods understands."""
-    kinds = {Admit, Append, Free, Preempt, Resume, Drain}
+    kinds: set[type[Operation]] = {Admit, Append, Free, Preempt, Resume, Drain}
     kinds |= {kind for kind, needs in _NEEDS.items() if all(need in offers for need in needs)}
     return kinds | ({FreeAgain} if unknown_free else set())
 

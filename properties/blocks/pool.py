@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from paged_ref.ownership import LiveSequence
 from properties.blocks.state import State
@@ -140,31 +141,63 @@ def _conservation_problem(state: State, free: Sequence[int], free_set: set[int])
     return None
 
 
+def _last_run(state: State, block: int) -> int:
+    """The run in the last slot of a block: for a full block, what a lookup finds it by."""
+    return state.shadow.run[(block + 1) * state.block_size - 1]
+
+
 def _has_twin(state: State, block: int, before: Collection[int]) -> bool:
     """Whether another cached block holds the same run: then no prefix is lost with this one, whatever its age."""
-    last = (block + 1) * state.block_size - 1
-    run = state.shadow.run[last]
-    return any(state.shadow.run[(other + 1) * state.block_size - 1] == run for other in before if other != block)
+    run = _last_run(state, block)
+    return any(_last_run(state, other) == run for other in before if other != block)
 
 
-def judge_eviction_order(state: State, before: frozenset[int], fresh: Collection[int]) -> None:
-    """Of the cached blocks that nobody held, the one released longest ago goes first (leaf before parent)."""
-    evicted = [block for block in fresh if block in before and block in state.released]
-    evicted = [block for block in evicted if not _has_twin(state, block, before)]
-    if not evicted:
-        return
-    state.marks["a cached block was evicted"] += 1
+def _is_orphan(state: State, run: int) -> bool:
+    """Whether the block in front of that run is cached no more: then nothing could have found the run's own block."""
+    for _ in range(state.block_size):
+        run = state.runs.parent(run)
+    return state.runs.length(run) > 0 and all(_last_run(state, block) != run for block in state.cached or ())
+
+
+class Eviction(NamedTuple):
+    """A cached block that nobody held was handed out: when it was released, and what else could have been."""
+
+    block: int
+    released: tuple[int, int]
+    older: tuple[int, ...]
+    run: int
+
+
+def evictions(state: State, before: Collection[int], fresh: Collection[int]) -> list[Eviction]:
+    """The cached blocks among those just handed out, with the cached blocks that were released before each of them."""
+    found, released = [], state.released
+    for block in fresh:
+        if block not in before or block not in released or _has_twin(state, block, before):
+            continue
+        state.marks["a cached block was evicted"] += 1
+        stamp = released[block]
+        older = tuple(b for b in before if b not in fresh and b in released and released[b] < stamp)
+        found.append(Eviction(block, stamp, older, _last_run(state, block)))
+    return found
+
+
+def judge_eviction_order(state: State, evicted: Collection[Eviction]) -> None:
+    """Of the cached blocks that nobody held, the one released longest ago goes first (leaf before parent).
+
+    An older block that the same call hit, or that can no longer be found after it, was no candidate.
+    """
     if "EVICT-2P" not in state.capabilities.promises:
         return
-    state.judged["EVICT-2P"] += 1
-    kept = [b for b in before if b not in fresh and b not in state.holders and b in state.released]
-    newest = max(evicted, key=state.released.__getitem__)
-    for block in kept:
-        if state.released[block] < state.released[newest]:
+    cached = state.cached or frozenset()
+    for eviction in evicted:
+        state.judged["EVICT-2P"] += 1
+        passed_over = [b for b in eviction.older if b in cached and b not in state.holders and b in state.released]
+        if passed_over and not _is_orphan(state, eviction.run):
+            block = passed_over[0]
             state.report(
                 "EVICT-2P",
-                f"block {newest} (released at step {state.released[newest][0]}) was evicted although block {block} "
+                f"block {eviction.block} (released at step {eviction.released[0]}) was evicted although block {block} "
                 f"was released before it, at step {state.released[block][0]}"
-                + ("" if state.released[block][0] != state.released[newest][0] else ", as a leaf behind it"),
+                + ("" if state.released[block][0] != eviction.released[0] else ", as a leaf behind it"),
             )
             return

@@ -30,12 +30,13 @@ class Probe:
                 f"{type(target).__name__} lacks {', '.join(lacks)}",
                 f"a blocks target needs {', '.join(REQUIRED)}; `pagefault new-target blocks FILE` writes a template",
             )
-        self.capabilities = getattr(target, "capabilities", None)
-        if not isinstance(self.capabilities, Capabilities):
+        capabilities = getattr(target, "capabilities", None)
+        if not isinstance(capabilities, Capabilities):
             raise AdapterError(
-                f"{type(target).__name__}.capabilities is {type(self.capabilities).__name__}",
+                f"{type(target).__name__}.capabilities is {type(capabilities).__name__}",
                 "set `capabilities = Capabilities(...)` from properties.protocol on the class",
             )
+        self.capabilities: Capabilities = capabilities
         self.offers = offered(target)
         self.refusals = self.capabilities.refusals
 
@@ -81,13 +82,10 @@ class Probe:
     def slots(self, name: str, known: Sequence[int]) -> Sequence[int]:
         """The slots of a sequence; the same object as `known` where nothing changed."""
         answer = self.call("slots", name)
-        if answer is known:
+        if answer is known or (type(answer) is tuple and answer == known):
             return known
-        if type(answer) is not tuple:
-            answer = _whole_all("slots", answer)
-        if answer == known:
-            return known
-        return _whole_all("slots", answer)
+        slots = _whole_all("slots", answer)
+        return known if slots == known else slots
 
     def copies(self) -> list[Copy]:
         """Copies to perform now; none where the target does not offer them."""

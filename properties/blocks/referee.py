@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
-from paged_ref.memory import kv_bytes_per_block
-from paged_ref.ownership import LiveSequence, blocks_of_slots, holders
-from properties.blocks import access, calls, pool
+from paged_ref.ownership import LiveSequence, blocks_of_slots
+from properties.blocks import access, calls, opening
+from properties.blocks.bench import Bench
 from properties.blocks.legality import why_illegal
 from properties.blocks.operations import (
     Admit,
@@ -22,7 +22,6 @@ from properties.blocks.operations import (
     Fork,
     Free,
     FreeAgain,
-    Geometry,
     Lookup,
     Operation,
     Preempt,
@@ -31,42 +30,15 @@ from properties.blocks.operations import (
     SwapOut,
     Truncate,
 )
-from properties.blocks.probe import Crashed, Probe, Refused
-from properties.blocks.state import Parked, State
+from properties.blocks.probe import Crashed, Refused
+from properties.blocks.state import Parked
 from properties.contract import AdapterError
 
 Outcome = Literal["done", "refused", "illegal", "crashed"]
 
 
-class BlocksReferee:
-    """One trace on one fresh target.
-
-    Raises `AdapterError` from any method where the adapter breaks its protocol. `state.breaches` grows as clauses break.
-    """
-
-    def __init__(self, target: Any, geometry: Geometry) -> None:
-        self.probe = Probe(target)
-        self.target = target
-        self.state = State(geometry, self.probe.capabilities, self.probe.offers)
-        self._windowed = bool(geometry.window)
-        self._settled = 0
-        self._changed: list[str] = []
-        try:
-            self.probe.call("open", geometry)
-        except Refused as refusal:
-            raise AdapterError(f"open({geometry}) refused: {refusal}", "declare what it accepts in capabilities") from None
-        except Crashed as crash:
-            raise AdapterError(
-                f"open({geometry}) failed: {crash}", "declare the block and pool sizes it accepts in capabilities"
-            ) from None
-        self._look_at_pool()
-        self._judge_fresh_system()
-        self._judge_memory()
-
-    def close(self) -> None:
-        """Give the target the chance to release what `open` took."""
-        if "close" in self.probe.offers:
-            self.probe.call("close")
+class BlocksReferee(Bench):
+    """One trace on one fresh target: what each kind of operation does, and in which order it is judged."""
 
     # ---- one operation -------------------------------------------------------------------------------------------
 
@@ -77,6 +49,7 @@ class BlocksReferee:
         if why_illegal(state, operation) is not None:
             return "illegal"
         latest, state.latest = state.latest, None
+        self._settled = 0
         try:
             return _HANDLERS[type(operation)](self, operation, latest)
         except Crashed as crash:
@@ -122,7 +95,8 @@ class BlocksReferee:
             return "refused"
         if not 0 <= cached <= len(tokens):
             raise AdapterError(
-                f"{method}({name}) returned {cached} cached tokens of {len(tokens)}", "return how many leading tokens hit"
+                f"{method}({name}) returned {cached} cached tokens of {len(tokens)}",
+                "return how many leading tokens hit",
             )
         seq = LiveSequence(name, salt, list(tokens), state.runs.extend(state.runs.root(salt), tokens), family={name})
         if state.capabilities.prefix_cache:
@@ -215,10 +189,14 @@ class BlocksReferee:
             return "refused"
         parent.family.add(op.child)
         child = LiveSequence(
-            op.child, parent.salt, list(parent.tokens), list(parent.runs), parent.computed, family=parent.family
+            op.child,
+            parent.salt,
+            list(parent.tokens),
+            list(parent.runs),
+            parent.computed,
+            family=parent.family,
         )
         state.live[op.child] = child
-        self._settled = 0
         state.marks["a fork"] += 1
         before = state.cached
         shared = parent.blocks
@@ -280,8 +258,8 @@ class BlocksReferee:
         state.live[op.name] = seq
         self._perform_copies(seq, seq.blocks, swap=True)
         if self._look_at_sequences(seq):
-            fresh = [block for block in seq.blocks if state.holders.get(block) == 1]
-            self._hand_out(seq, fresh, before)
+            mine = [block for block in seq.blocks if state.holders.get(block) == 1]
+            self._hand_out(seq, mine, before)
             access.judge_swapped_in(state, seq)
             self._after(seq)
         return "done"
@@ -324,7 +302,9 @@ class BlocksReferee:
         salted = {"salt": op.salt} if state.capabilities.salts else {}
         cached = self.probe.number("lookup", op.tokens, **salted)
         if not 0 <= cached <= len(op.tokens):
-            raise AdapterError(f"lookup returned {cached} of {len(op.tokens)} tokens", "return how many leading tokens hit")
+            raise AdapterError(
+                f"lookup returned {cached} of {len(op.tokens)} tokens", "return how many leading tokens hit"
+            )
         state.judged["HASH-4"] += 1
         if cached == len(op.tokens):
             state.report("HASH-4", f"lookup of {cached} tokens says that all are cached: no token is left to compute")
@@ -338,243 +318,35 @@ class BlocksReferee:
         for name in [*self.state.live, *self.state.swapped]:
             self._free(Free(name), None)
         self.state.parked.clear()
-        self._judge_empty()
+        opening.judge_empty(self.state)
         self._fill()
         return "done"
-
-    # ---- parts of a step -----------------------------------------------------------------------------------------
-
-    def _perform_copies(self, seq: LiveSequence, shared: Sequence[int], *, swap: bool = False) -> None:
-        """Do to the shadow what the target asks to be copied, in its order."""
-        state, size = self.state, self.state.block_size
-        copies = self.probe.copies()
-        for copy in copies:
-            spaces = {"device": state.shadow, "host": state.host}
-            source, dest = spaces.get(copy.src_space), spaces.get(copy.dst_space)
-            if source is None or dest is None:
-                raise AdapterError(f"{copy} names an unknown memory space", 'use "device" or "host"')
-            width = size if copy.unit == "block" else 1
-            for offset in range(width):
-                src, dst = copy.src * width + offset, copy.dst * width + offset
-                if not (0 <= src < source.num_slots and 0 <= dst < dest.num_slots):
-                    state.report("ALLOC-1", f"{copy} reaches outside the pool")
-                    return
-                dest.copy_slot(source, src, dst, state.step)
-            dest.event(copy.dst * width // size, state.step, f"filled by a copy of {copy.src_space} {copy.unit} {copy.src}")
-        if copies and seq.location == "device" and not swap:
-            calls.judge_copies(state, seq, copies, shared)
-
-    def _look_at_sequences(self, focus: LiveSequence | None = None) -> bool:
-        """Ask for the slots of every live sequence. False where the focus has none that could be judged."""
-        state, probe = self.state, self.probe
-        self._changed = []
-        lost = []
-        for seq in state.live.values():
-            slots = probe.slots(seq.name, seq.slots)
-            if slots is seq.slots and seq is not focus:
-                continue
-            if seq is not focus:
-                self._changed.append(seq.name)
-            seq.slots = slots
-            if not pool.judge_slots(state, seq):
-                lost.append(seq.name)
-                continue
-            seq.blocks = blocks_of_slots(slots, state.block_size)
-        for name in lost:
-            del state.live[name]
-        state.holders = holders(seq.blocks for seq in state.live.values())
-        return not lost or (focus is not None and focus.name not in lost)
-
-    def _write(self, seq: LiveSequence, first: int, stop: int, fresh: Collection[int]) -> None:
-        """Positions `[first, stop)` of a sequence are computed now."""
-        access.judge_writes(self.state, seq, first, fresh)
-        if self._windowed:  # a composite call may release within itself what it has just written
-            while first < stop and seq.slots[first] < 0:
-                first += 1
-        stop = max(first, stop)
-        self.state.shadow.write(seq.name, first, seq.slots[first:stop], seq.runs[first:stop], self.state.step)
-        seq.computed = max(seq.computed, stop)
-
-    def _hand_out(self, seq: LiveSequence, fresh: Collection[int], before: Collection[int] | None) -> None:
-        """Note the blocks that a sequence just got, and judge what was evicted for them."""
-        state = self.state
-        if before and fresh and not self._windowed:  # a window releases within a call, in an order nobody sees
-            pool.judge_eviction_order(state, frozenset(before), fresh)
-        for block in fresh:
-            if state.handed[block]:
-                state.marks["a freed block was reused"] += 1
-            state.handed[block] = state.step
-            state.released.pop(block, None)
-            state.shadow.event(block, state.step, f"handed to {seq.name}")
-
-    def _release(self, seq: LiveSequence, how: str) -> None:
-        """Note the blocks that nobody holds any more."""
-        state = self.state
-        remaining = holders(other.blocks for other in state.live.values())
-        for index, block in enumerate(seq.blocks):
-            if block not in remaining:
-                state.released[block] = (state.step, -index)
-                state.shadow.event(block, state.step, f"{how} {seq.name}")
-
-    def _mark_hits(
-        self, seq: LiveSequence, cached: int, hits: Collection[int], before: Collection[int] | None
-    ) -> None:
-        marks, state = self.state.marks, self.state
-        if not cached:
-            return
-        marks["a prefix hit"] += 1
-        for block in hits:
-            if state.holders.get(block) == 1:
-                marks["a hit on a block that nobody held"] += 1
-                state.released.pop(block, None)
-        if cached >= (len(seq.tokens) - 1) // state.block_size * state.block_size:
-            marks["a full hit"] += 1
-
-    def _after(self, focus: LiveSequence | None, *, pool_seen: bool = False) -> None:
-        """Judge everything that must hold after every step."""
-        state, probe, live = self.state, self.probe, list(self.state.live.values())
-        access.judge_content(state, live)
-        if "read_slots" in probe.offers:
-            for seq in live:
-                access.judge_read_path(state, seq, self._read_pairs(seq))
-        if "table" in probe.offers:
-            for seq in live:
-                pool.judge_table(state, seq, probe.call("table", seq.name))
-        if focus is not None and focus.name in state.live:
-            if "ALLOC-2P" in state.capabilities.promises and not self._windowed:
-                pool.judge_length(state, focus)
-            if self._windowed:
-                access.judge_window(state, focus, self._settled)
-        if not pool_seen:
-            self._look_at_pool()
-
-    def _read_pairs(self, seq: LiveSequence) -> list[tuple[int, int]]:
-        pairs = self.probe.call("read_slots", seq.name)
-        try:
-            return [(int(position), int(slot)) for position, slot in pairs]
-        except (TypeError, ValueError):
-            raise AdapterError(f"read_slots returned {pairs!r:.80}", "return (position, slot) pairs") from None
-
-    def _look_at_pool(self) -> None:
-        state, probe, offers = self.state, self.probe, self.probe.offers
-        if "cached_blocks" in offers:
-            state.cached = frozenset(probe.ids("cached_blocks"))
-        if "ref_count" in offers:
-            count = self.target.ref_count
-            state.refs = [count(block) for block in range(state.geometry.num_blocks)]
-            pool.judge_refs(state, state.refs)
-        if "free_blocks" in offers:
-            state.free = probe.ids("free_blocks")
-            pool.judge_free(state, state.free)
-
-    def _refused(
-        self, what: str, refusal: str, need: int | None, answer: bool | None, *, copy_due: bool = False
-    ) -> None:
-        state = self.state
-        before = (state.free, state.cached, state.refs)
-        copies = self.probe.copies()
-        self._look_at_sequences()
-        calls.judge_refusal(state, what, refusal, need, answer, copy_due=copy_due)
-        self._after(None)
-        state.judged["ALLOC-3"] += 1
-        problem = calls.what_changed(state, before, self._changed)
-        if copies:
-            problem = f"the list of copies: it asks for {list(copies)}"
-        if problem:
-            state.report("ALLOC-3", f"{what} was refused with {refusal}, but it changed {problem}")
-
-    # ---- the system at its start and its end -----------------------------------------------------------------------
-
-    def _judge_fresh_system(self) -> None:
-        """Right after `open` the pool is empty; anything else is the adapter's state from an earlier case."""
-        state = self.state
-        if state.breaches or (state.cached and "cached_blocks" in self.probe.offers):
-            problem = state.breaches[0].message if state.breaches else f"blocks {sorted(state.cached or ())} are cached"
-            raise AdapterError(
-                f"right after open() the system is not fresh: {problem}",
-                "build a new implementation in open() and reset its class-level globals",
-            )
-
-    def _judge_memory(self) -> None:
-        if "block_bytes" not in self.probe.offers:
-            return
-        state = self.state
-        for layers, heads, dim, itemsize in ((32, 32, 128, 2), (28, 8, 128, 2), (3, 5, 96, 4)):
-            state.judged["MEM-1"] += 1
-            expected = kv_bytes_per_block(state.block_size, layers, heads, dim, itemsize)
-            found = self.probe.number("block_bytes", layers, heads, dim, itemsize)
-            if found != expected:
-                state.report(
-                    "MEM-1",
-                    f"a block of {state.block_size} tokens, {layers} layers, {heads} KV heads of {dim}, {itemsize} bytes an "
-                    f"element takes {expected} bytes (K and V), but the target says {found}",
-                )
-
-    def _judge_empty(self) -> None:
-        state = self.state
-        state.judged["ALLOC-5"] += 1
-        if state.free is None:
-            return
-        there = set(state.free) | (state.cached or frozenset())
-        if there != state.usable:
-            missing = sorted(state.usable - there)
-            state.report("ALLOC-5", f"after everything was freed, blocks {missing} are neither free nor cached")
 
     def _fill(self) -> None:
         """Allocate the whole pool once, with tokens that were never seen, and free it again."""
         state, caps = self.state, self.probe.capabilities
-        room = (len(state.usable) - caps.watermark_blocks) * state.block_size - caps.look_ahead
-        longest = min(room, caps.max_tokens or room)
-        if self._windowed or longest <= 0:
-            return
-        most = caps.max_sequences if caps.max_sequences is not None else len(state.usable)
-        names = []
-        salted = {"salt": None} if caps.salts else {}
-        while room > 0 and len(names) < most:
-            length = min(longest, room)
-            name, tokens = f"fill{len(names)}", tuple(range(_UNSEEN, _UNSEEN + length))
-            try:
-                self.probe.number("admit", name, tokens, **salted)
-            except Refused as refusal:
+        room = len(state.usable) - caps.watermark_blocks
+        most = len(state.usable) if caps.max_sequences is None else caps.max_sequences
+        names: list[str] = []
+        while room > 0 and len(names) < most and not self._windowed:
+            length = room * state.block_size - caps.look_ahead
+            length = min(length, caps.max_tokens or length)
+            if length <= 0:
+                break
+            name, first = f"fill{len(names)}", _UNSEEN * (1 + len(names))
+            outcome = self._new_sequence(name, range(first, first + length), None, None, compute=True, verb="fill")
+            if outcome == "refused":
                 state.report(
                     "ALLOC-5",
-                    f"after everything was freed, {length} tokens that need {state.blocks_for(length)} blocks were refused "
-                    f"with {refusal}, although {room // state.block_size} of {len(state.usable)} blocks must be there",
+                    f"after everything was freed, {length} tokens that need {state.blocks_for(length)} blocks were "
+                    f"refused, although {room} of {len(state.usable)} blocks must be there",
                 )
                 break
             names.append(name)
-            room -= -(-length // state.block_size) * state.block_size + caps.look_ahead
-        self.probe.copies()
+            room -= state.blocks_for(length)
         for name in names:
-            self.probe.call("free", name)
-        self._forget_content()
-        self._look_at_pool()
-
-    def _forget_content(self) -> None:
-        """The fill overwrote the pool: nothing that was cached before may be hit after it."""
-        state = self.state
-        run = state.runs.extend(state.runs.root(None), [_UNSEEN - 1])[0]
-        everything = range(state.shadow.num_slots)
-        state.shadow.write("fill", 0, everything, [run] * len(everything), state.step)
-        state.released.clear()
-
-    # ---- small questions ---------------------------------------------------------------------------------------------
-
-    def _shared_blocks(self, seq: LiveSequence) -> tuple[int, ...]:
-        """Blocks of a sequence whose overwriting somebody else would notice: held by others, or cached."""
-        state = self.state
-        cached = state.cached or frozenset()
-        return tuple(b for b in seq.blocks if state.holders.get(b, 0) > 1 or b in cached)
-
-    def _tail_is_shared(self, seq: LiveSequence) -> bool:
-        """Whether the next token goes into a block that another sequence holds, or the cache may still show."""
-        state, length = self.state, len(seq.tokens)
-        if length % state.block_size == 0 or length >= len(seq.slots) or seq.slots[length] < 0:
-            return False
-        return seq.slots[length] // state.block_size in self._shared_blocks(seq)
-
-    def _table_length(self, seq: LiveSequence) -> int:
-        return -(-len(seq.slots) // self.state.block_size)
+            if name in state.live:
+                self._free(Free(name), None)
 
 
 _UNSEEN = 1 << 30
@@ -597,4 +369,3 @@ _HANDLERS: dict[type[Operation], _Handler] = {
     SwapOut: BlocksReferee._swap_out,
     Truncate: BlocksReferee._truncate,
 }
-

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from properties.blocks.operations import Admit, Allocate, Append, Computed, Fork, Geometry, Operation
-from properties.blocks.operations import Truncate
+from properties.blocks.operations import Admit, Allocate, Append, Computed, Fork, Geometry, Operation, Truncate
 
 Trace = tuple[Geometry, tuple[Operation, ...]]
 
@@ -163,5 +162,3 @@ def _scaled(op: Operation, size: int, old: int) -> Operation:
         full, rest = divmod(len(op.tokens), old)
         return _with_tokens(op, op.tokens[: max(1, full * size + min(rest, size - 1))])
     return op
-
-

@@ -46,11 +46,15 @@ class Builtin:
 BUILTIN: dict[str, Builtin] = {
     "ours": Builtin("blocks", "properties.targets.ours:OurBlocks", "paged_impl's block manager"),
     "torch-flex": Builtin(
-        "blocks", "properties.targets.torch_flex:TorchFlex", "torch FlexAttention's PagedAttention (experimental)"
+        "blocks",
+        "properties.targets.torch_flex:TorchFlex",
+        "torch FlexAttention's PagedAttention (experimental)",
     ),
     "mini-vllm": Builtin("blocks", "properties.targets.mini_vllm:MiniVllm", "mini-vllm 0.1.1 BlockSpaceManager"),
     "transformers": Builtin(
-        "blocks", "properties.targets.hf_transformers:HfPagedCache", "transformers' continuous batching PagedAttentionCache"
+        "blocks",
+        "properties.targets.hf_transformers:HfPagedCache",
+        "transformers' continuous batching PagedAttentionCache",
     ),
     "tokasaurus": Builtin("blocks", "properties.targets.tokasaurus:Tokasaurus", "tokasaurus' BlockAllocator"),
 }

@@ -1,0 +1,208 @@
+"""The bench of the blocks referee: the parts that every step is made of. Which part comes when is in `referee.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from paged_ref.ownership import LiveSequence, blocks_of_slots, holders
+from properties.blocks import access, calls, opening, pool
+from properties.blocks.operations import Geometry
+from properties.blocks.probe import Crashed, Probe, Refused
+from properties.blocks.state import State
+from properties.contract import AdapterError
+
+
+class Bench:
+    """A fresh target and the model beside it.
+
+    Raises `AdapterError` where the adapter breaks its protocol. `state.breaches` grows as clauses break.
+    """
+
+    def __init__(self, target: Any, geometry: Geometry) -> None:
+        self.probe = Probe(target)
+        self.target = target
+        self.state = State(geometry, self.probe.capabilities, self.probe.offers)
+        self._windowed = bool(geometry.window)
+        self._settled = 0
+        self._changed: list[str] = []
+        self._evictions: list[pool.Eviction] = []
+        try:
+            self.probe.call("open", geometry)
+        except Refused as refusal:
+            raise AdapterError(
+                f"open({geometry}) refused: {refusal}", "declare what it accepts in capabilities"
+            ) from None
+        except Crashed as crash:
+            raise AdapterError(
+                f"open({geometry}) failed: {crash}",
+                "declare the block and pool sizes it accepts in capabilities",
+            ) from None
+        self._look_at_pool()
+        opening.judge_fresh_system(self.state)
+        opening.judge_memory(self.state, self.probe)
+
+    def close(self) -> None:
+        """Give the target the chance to release what `open` took."""
+        if "close" in self.probe.offers:
+            self.probe.call("close")
+
+    def _perform_copies(self, seq: LiveSequence, shared: Sequence[int], *, swap: bool = False) -> None:
+        """Do to the shadow what the target asks to be copied, in its order."""
+        state, size = self.state, self.state.block_size
+        copies = self.probe.copies()
+        for copy in copies:
+            spaces = {"device": state.shadow, "host": state.host}
+            source, dest = spaces.get(copy.src_space), spaces.get(copy.dst_space)
+            if source is None or dest is None:
+                raise AdapterError(f"{copy} names an unknown memory space", 'use "device" or "host"')
+            width = size if copy.unit == "block" else 1
+            for offset in range(width):
+                src, dst = copy.src * width + offset, copy.dst * width + offset
+                if not (0 <= src < source.num_slots and 0 <= dst < dest.num_slots):
+                    state.report("ALLOC-1", f"{copy} reaches outside the pool")
+                    return
+                dest.copy_slot(source, src, dst, state.step)
+            dest.event(
+                copy.dst * width // size,
+                state.step,
+                f"filled by a copy of {copy.src_space} {copy.unit} {copy.src}",
+            )
+        if copies and seq.location == "device" and not swap:
+            calls.judge_copies(state, seq, copies, shared)
+
+    def _look_at_sequences(self, focus: LiveSequence | None = None) -> bool:
+        """Ask for the slots of every live sequence. False where the focus has none that could be judged."""
+        state, probe = self.state, self.probe
+        self._changed = []
+        lost = []
+        for seq in state.live.values():
+            slots = probe.slots(seq.name, seq.slots)
+            if slots is seq.slots and seq is not focus:
+                continue
+            if seq is not focus:
+                self._changed.append(seq.name)
+            seq.slots = slots
+            if not pool.judge_slots(state, seq):
+                lost.append(seq.name)
+                continue
+            seq.blocks = blocks_of_slots(slots, state.block_size)
+        for name in lost:
+            del state.live[name]
+        state.holders = holders(seq.blocks for seq in state.live.values())
+        return not lost or (focus is not None and focus.name not in lost)
+
+    def _write(self, seq: LiveSequence, first: int, stop: int, fresh: Collection[int]) -> None:
+        """Positions `[first, stop)` of a sequence are computed now."""
+        access.judge_writes(self.state, seq, first, fresh)
+        if self._windowed:  # a composite call may release within itself what it has just written
+            while first < stop and seq.slots[first] < 0:
+                first += 1
+        stop = max(first, stop)
+        self.state.shadow.write(seq.name, first, seq.slots[first:stop], seq.runs[first:stop], self.state.step)
+        seq.computed = max(seq.computed, stop)
+
+    def _hand_out(self, seq: LiveSequence, fresh: Collection[int], before: Collection[int] | None) -> None:
+        """Note the blocks that a sequence just got, and judge what was evicted for them."""
+        state = self.state
+        if before and fresh and not self._windowed:  # a window releases within a call, in an order nobody sees
+            self._evictions += pool.evictions(state, before, fresh)
+        for block in fresh:
+            if state.handed[block]:
+                state.marks["a freed block was reused"] += 1
+            state.handed[block] = state.step
+            state.released.pop(block, None)
+            state.shadow.event(block, state.step, f"handed to {seq.name}")
+
+    def _release(self, seq: LiveSequence, how: str) -> None:
+        """Note the blocks that nobody holds any more."""
+        state = self.state
+        remaining = holders(other.blocks for other in state.live.values())
+        for index, block in enumerate(seq.blocks):
+            if block not in remaining:
+                state.released[block] = (state.step, -index)
+                state.shadow.event(block, state.step, f"{how} {seq.name}")
+
+    def _mark_hits(self, seq: LiveSequence, cached: int, hits: Collection[int], before: Collection[int] | None) -> None:
+        marks, state = self.state.marks, self.state
+        if not cached:
+            return
+        marks["a prefix hit"] += 1
+        for block in hits:
+            if state.holders.get(block) == 1:
+                marks["a hit on a block that nobody held"] += 1
+                state.released.pop(block, None)
+        if cached >= (len(seq.tokens) - 1) // state.block_size * state.block_size:
+            marks["a full hit"] += 1
+
+    def _after(self, focus: LiveSequence | None, *, pool_seen: bool = False) -> None:
+        """Judge everything that must hold after every step."""
+        state, probe, live = self.state, self.probe, list(self.state.live.values())
+        access.judge_content(state, live)
+        if "read_slots" in probe.offers:
+            for seq in live:
+                access.judge_read_path(state, seq, self._read_pairs(seq))
+        if "table" in probe.offers:
+            for seq in live:
+                pool.judge_table(state, seq, probe.call("table", seq.name))
+        if focus is not None and focus.name in state.live:
+            if "ALLOC-2P" in state.capabilities.promises and not self._windowed:
+                pool.judge_length(state, focus)
+            if self._windowed:
+                access.judge_window(state, focus, self._settled)
+        if not pool_seen:
+            self._look_at_pool()
+        if self._evictions:
+            pool.judge_eviction_order(state, self._evictions)
+            self._evictions = []
+
+    def _read_pairs(self, seq: LiveSequence) -> list[tuple[int, int]]:
+        pairs = self.probe.call("read_slots", seq.name)
+        try:
+            return [(int(position), int(slot)) for position, slot in pairs]
+        except (TypeError, ValueError):
+            raise AdapterError(f"read_slots returned {pairs!r:.80}", "return (position, slot) pairs") from None
+
+    def _look_at_pool(self) -> None:
+        state, probe, offers = self.state, self.probe, self.probe.offers
+        if "cached_blocks" in offers:
+            state.cached = frozenset(probe.ids("cached_blocks"))
+        if "ref_count" in offers:
+            count = self.target.ref_count
+            state.refs = [count(block) for block in range(state.geometry.num_blocks)]
+            pool.judge_refs(state, state.refs)
+        if "free_blocks" in offers:
+            state.free = probe.ids("free_blocks")
+            pool.judge_free(state, state.free)
+
+    def _refused(
+        self, what: str, refusal: str, need: int | None, answer: bool | None, *, copy_due: bool = False
+    ) -> None:
+        state = self.state
+        before = (state.free, state.cached, state.refs)
+        copies = self.probe.copies()
+        self._look_at_sequences()
+        calls.judge_refusal(state, what, refusal, need, answer, copy_due=copy_due)
+        self._after(None)
+        state.judged["ALLOC-3"] += 1
+        problem = calls.what_changed(state, before, self._changed)
+        if copies:
+            problem = f"the list of copies: it asks for {list(copies)}"
+        if problem:
+            state.report("ALLOC-3", f"{what} was refused with {refusal}, but it changed {problem}")
+
+    def _shared_blocks(self, seq: LiveSequence) -> tuple[int, ...]:
+        """Blocks of a sequence whose overwriting somebody else would notice: held by others, or cached."""
+        state = self.state
+        cached = state.cached or frozenset()
+        return tuple(b for b in seq.blocks if state.holders.get(b, 0) > 1 or b in cached)
+
+    def _tail_is_shared(self, seq: LiveSequence) -> bool:
+        """Whether the next token goes into a block that another sequence holds, or the cache may still show."""
+        state, length = self.state, len(seq.tokens)
+        if length % state.block_size == 0 or length >= len(seq.slots) or seq.slots[length] < 0:
+            return False
+        return seq.slots[length] // state.block_size in self._shared_blocks(seq)
+
+    def _table_length(self, seq: LiveSequence) -> int:
+        return -(-len(seq.slots) // self.state.block_size)
