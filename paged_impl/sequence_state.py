@@ -17,11 +17,9 @@ class SequenceState:
     tokens: "array[int]"
     salt: Salt
     table: list[int]  # logical block -> physical block, NO_BLOCK where the window has passed
-    chain: list[
-        PrefixNode
-    ]  # the root; then for each full computed block its node, dead if it is not findable
+    chain: list[PrefixNode]  # the root; then for each full computed block its node, dead if it is not findable
     num_computed: int
-    num_settled: int  # what no roll-back of the newest append can drop
+    num_settled: int  # how many there were before the newest append: no roll-back of it can drop these
     num_passed: int  # logical blocks before this one are released, sinks excepted
     host_table: list[int] | None = None  # set while swapped out: the blocks of the computed positions
 
@@ -43,7 +41,6 @@ class SequenceState:
         dropped = self.table[num_kept:]
         del self.table[num_kept:], self.chain[num_tokens // block_size + 1 :], self.tokens[num_tokens:]
         self.num_computed = min(self.num_computed, num_tokens)
-        self.num_settled = min(self.num_settled, num_tokens)
         return dropped
 
 

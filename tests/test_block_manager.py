@@ -1,6 +1,7 @@
 """The block manager against a shadow memory: one test for each kind of fault, then random walks."""
 
 import gc
+import itertools
 import random
 from collections import Counter
 
@@ -10,7 +11,7 @@ import xxhash
 from paged_impl.block_manager import BlockManager, Copy
 from paged_impl.block_pool import BlockPool
 from paged_impl.errors import OutOfBlocks, UnknownSequence
-from paged_impl.prefix_cache import HashFn, PrefixNode
+from paged_impl.prefix_cache import HashFn, PrefixCache, PrefixNode
 
 HASHES: dict[str, HashFn | None] = {
     "xxh64": None,
@@ -117,9 +118,7 @@ class Shadow:
 
     def swap_in(self, name):
         manager = self.manager
-        self.refused(
-            manager.can_swap_in(name), manager.blocks_needed_swap_in(name), lambda: manager.swap_in(name)
-        )
+        self.refused(manager.can_swap_in(name), manager.blocks_needed_swap_in(name), lambda: manager.swap_in(name))
         self.perform_copies()
         self.check()
 
@@ -204,9 +203,7 @@ class Shadow:
                 memory = self.device
             for position in self.readable(name):
                 slot = table[position // self.block_size], position % self.block_size
-                assert memory.get(slot) == self.value(name, position), (
-                    f"{name} reads a foreign value at {position}"
-                )
+                assert memory.get(slot) == self.value(name, position), f"{name} reads a foreign value at {position}"
         free, cached = manager.free_blocks(), manager.cached_blocks()
         assert [manager.ref_count(block) for block in range(manager.num_blocks)] == [
             holders[block] for block in range(manager.num_blocks)
@@ -264,6 +261,15 @@ def test_nothing_is_findable_before_it_is_computed():
 
     shadow.compute("a", 4)
     assert shadow.manager.lookup(prompt) == 4
+
+
+def test_saying_less_than_before_changes_nothing():
+    shadow = Shadow(block_size=2)
+    shadow.admit("a", [1, 2, 3, 4, 5])
+    before = shadow.state()
+    shadow.manager.computed("a", 2)
+
+    assert shadow.state() == before
 
 
 def test_a_sequence_cancelled_before_its_prefill_leaves_nothing_findable():
@@ -356,6 +362,7 @@ def test_clearing_the_cache_outdates_live_sequences_too():
     assert shadow.manager.cached_blocks() == []
     assert shadow.manager.num_evictable == 0
     assert shadow.admit("new", [1, 2, 3, 4, 5]) == 0
+    assert shadow.manager.lookup([1, 2, 3, 4, 5]) == 4, "what begins after it is cached again"
 
 
 def test_without_a_prefix_cache_nothing_is_found():
@@ -391,6 +398,8 @@ def test_copies_of_one_prefix_are_interchangeable():
 
 
 def test_a_dead_chain_is_not_kept_in_memory():
+    gc.collect()
+    gc.disable()  # nor does it wait for the collector: no cycle is left behind
     manager = BlockManager(4, 1)
     manager.allocate("a", [0])
     for token in range(1, 1000):
@@ -398,9 +407,28 @@ def test_a_dead_chain_is_not_kept_in_memory():
         manager.free("a")
         manager.allocate("a", [token, token + 1, token + 2])
 
-    gc.collect()
+    cache = PrefixCache(2)
+    cache.publish(cache.publish(cache.root, b"parent", 0), b"child", 1)
+    cache.forget(0)
     nodes = [thing for thing in gc.get_objects() if isinstance(thing, PrefixNode) and thing.block >= 0]
+    gc.enable()
+
     assert len(nodes) <= 4
+    assert not [node for node in nodes if not node.alive]
+
+
+def test_siblings_leave_in_any_order():
+    for order in itertools.permutations(range(1, 5)):
+        cache = PrefixCache(8)
+        parent = cache.publish(cache.root, b"parent", 0)
+        for block in range(1, 5):
+            cache.publish(parent, b"%d" % block, block)
+        for i, block in enumerate(order[:-1]):
+            assert cache.forget(block) == []
+            assert sorted(cache.blocks()) == [0, *sorted(order[i + 1 :])]
+
+        assert cache.forget(0) == [order[-1]]
+        assert cache.blocks() == []
 
 
 # ---- reference counts, refusals, eviction
@@ -450,9 +478,7 @@ def test_a_refusal_says_how_many_blocks_were_needed_free_and_evictable():
     shadow.admit("b", [4])
     shadow.free("a")
 
-    with pytest.raises(
-        OutOfBlocks, match=r"4 device blocks are needed and 3 are free \(1 of them hold cached"
-    ):
+    with pytest.raises(OutOfBlocks, match=r"4 device blocks are needed and 3 are free \(1 of them hold cached"):
         shadow.manager.allocate("c", [0] * 8)
 
 
@@ -499,9 +525,7 @@ def test_eviction_takes_the_least_recently_released_and_the_leaf_before_its_pare
     shadow.free("b")
     shadow.admit("a", [1, 9])  # a hit on [1] makes it the newest
     shadow.free("a")
-    order = [
-        shadow.device[block, 0][1] for block in shadow.manager.free_blocks()[-shadow.manager.num_evictable :]
-    ]
+    order = [shadow.device[block, 0][1] for block in shadow.manager.free_blocks()[-shadow.manager.num_evictable :]]
 
     assert order == [(1, 2), (3, 4, 0), (3, 4), (3,), (1, 9), (1,)]
 
@@ -513,6 +537,16 @@ def test_an_evicted_prefix_costs_only_its_own_leaf():
     shadow.admit("b", [9] * 3)
 
     assert shadow.manager.lookup([1, 2, 3, 4, 5, 6, 7]) == 4
+
+
+def test_blank_blocks_are_taken_before_cached_ones_the_last_released_first():
+    shadow = Shadow(num_blocks=4, block_size=2)
+    shadow.admit("a", [1, 2, 3])
+    cached, blank = shadow.manager.table("a")
+    untouched = shadow.manager.free_blocks()
+    shadow.free("a")
+
+    assert shadow.manager.free_blocks() == [blank, *untouched, cached]
 
 
 def test_a_free_block_is_never_handed_out_twice():
@@ -601,6 +635,17 @@ def test_many_children_diverge():
     assert shadow.manager.num_free == 16
 
 
+def test_both_sides_of_a_fork_publish_what_they_append():
+    shadow = Shadow(block_size=2)
+    shadow.admit("a", [1, 2])
+    shadow.fork("a", "b")
+    shadow.append("a", [3, 4])
+    shadow.append("b", [5, 6])
+
+    assert shadow.manager.lookup([1, 2, 3, 4, 0]) == 4
+    assert shadow.manager.lookup([1, 2, 5, 6, 0]) == 4
+
+
 # ---- truncation
 
 
@@ -687,6 +732,32 @@ def test_the_window_follows_settled_tokens_only():
     shadow.append("a", [4])
 
 
+def test_a_fork_keeps_the_right_to_roll_drafts_back():
+    shadow = Shadow(num_blocks=8, block_size=1, window=3)
+    shadow.admit("a", [0, 1, 2, 3])
+    shadow.append("a", [90, 91, 92])
+    shadow.fork("a", "b")
+    shadow.manager.computed("b", 7)
+    shadow.truncate("b", 4)
+    shadow.truncate("a", 4)
+
+
+def test_the_window_moves_on_with_every_append():
+    shadow = Shadow(num_blocks=5, block_size=1, window=2)
+    shadow.admit("a", [0])
+    for token in range(20):
+        assert shadow.append("a", [token])
+
+    assert sum(block >= 0 for block in shadow.manager.table("a")) <= 3
+
+
+def test_sinks_do_not_stand_in_the_way_of_a_truncation():
+    shadow = Shadow(num_blocks=8, block_size=1, window=4, num_sinks=6)
+    shadow.admit("a", [0, 1, 2, 3])
+    shadow.truncate("a", 1)
+    shadow.append("a", [9])
+
+
 def test_the_window_ignores_what_is_scheduled_but_not_computed():
     shadow = Shadow(num_blocks=12, block_size=1, window=2)
     shadow.allocate("a", list(range(10)))
@@ -767,6 +838,49 @@ def test_copies_of_one_step_keep_their_order():
     assert (shadow.seen["device to host"], shadow.seen["host to device"]) == (2, 2)
 
 
+def test_a_host_block_is_read_before_it_is_reused():
+    shadow = Shadow(num_blocks=4, block_size=2, num_host_blocks=2)
+    shadow.admit("a", [1, 2, 3, 4])
+    shadow.admit("b", [5, 6, 7, 8])
+    shadow.swap_out("a")
+    shadow.manager.swap_in("a")
+    shadow.manager.swap_out("b")  # in the same step, into the host blocks that "a" has left
+    shadow.perform_copies()
+    shadow.check()
+
+
+def test_a_fork_after_a_swap_publishes_each_block_once():
+    shadow = Shadow(num_blocks=8, block_size=2, num_host_blocks=2)
+    shadow.admit("a", [1, 2, 3, 4])
+    shadow.swap_out("a")
+    shadow.swap_in("a")
+    shadow.fork("a", "b")
+    shadow.append("a", [5])
+    shadow.append("b", [6])
+
+    assert shadow.manager.lookup([1, 2, 3, 4, 0]) == 4
+
+
+def test_a_windowed_sequence_goes_on_publishing_after_a_swap():
+    shadow = Shadow(num_blocks=12, block_size=2, num_host_blocks=4, window=2)
+    shadow.admit("a", [1, 2, 3, 4, 5, 6])
+    shadow.swap_out("a")
+    shadow.swap_in("a")
+    shadow.append("a", [7, 8])
+
+    assert shadow.manager.lookup([1, 2, 3, 4, 5, 6, 7, 8, 0]) == 8
+
+
+def test_a_sequence_may_end_in_host_memory():
+    shadow = Shadow(num_host_blocks=2)
+    shadow.admit("a", [1, 2, 3, 4, 5])
+    shadow.swap_out("a")
+    assert shadow.manager.num_free_host == 0
+    shadow.free("a")
+
+    assert shadow.manager.num_free_host == 2
+
+
 def test_swapping_keeps_what_is_published_findable_until_it_is_evicted():
     shadow = Shadow(num_blocks=4, block_size=2, num_host_blocks=2)
     shadow.admit("a", [1, 2, 3])
@@ -804,6 +918,13 @@ def test_a_sequence_in_host_memory_must_come_back_first(use):
 
 
 # ---- bad input
+
+
+def test_bytes_are_tokens_too():
+    shadow = Shadow(block_size=4)
+    shadow.admit("a", list(b"a prompt in bytes"))
+
+    assert shadow.manager.lookup(b"a prompt in bytes") == 16
 
 
 @pytest.mark.parametrize(
@@ -863,7 +984,7 @@ STEPS = [
 
 def walk(shadow, rng, num_steps):
     """Random operations; two tokens and prompts made from earlier ones, so that prefixes meet."""
-    prompts = [[0]]
+    prompts, num_host_blocks = [[0]], shadow.manager.num_free_host
     for step in range(num_steps):
         resident = [name for name in shadow.live if not shadow.manager.is_swapped_out(name)]
         swapped = [name for name in shadow.live if name not in resident]
@@ -900,7 +1021,7 @@ def walk(shadow, rng, num_steps):
     for name in list(shadow.live):
         shadow.free(name)
     assert shadow.manager.num_free == shadow.manager.num_blocks
-    assert shadow.manager.num_free_host == shadow.manager._host_pool.num_free
+    assert shadow.manager.num_free_host == num_host_blocks
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 6])
