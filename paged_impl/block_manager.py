@@ -54,9 +54,7 @@ class BlockManager:
         if window is not None:
             _at_least("window", window, 1)
         elif num_sinks:
-            raise ValueError(
-                f"num_sinks={num_sinks} has no effect without a window: set window, or num_sinks=0"
-            )
+            raise ValueError(f"num_sinks={num_sinks} has no effect without a window: set window, or num_sinks=0")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.window = window
@@ -114,9 +112,7 @@ class BlockManager:
         """
         seq = self._resident(name)
         if not 0 <= upto <= len(seq.tokens):
-            raise ValueError(
-                f"upto={upto} is outside 0..{len(seq.tokens)}, the tokens of {name!r}: append first"
-            )
+            raise ValueError(f"upto={upto} is outside 0..{len(seq.tokens)}, the tokens of {name!r}: append first")
         if upto > seq.num_computed:
             seq.num_computed = upto
             if self.enable_prefix_cache and upto // self.block_size >= len(seq.chain):
@@ -160,9 +156,7 @@ class BlockManager:
         self._check_new(child)
         if seq.num_computed < len(seq.tokens):
             num_left = len(seq.tokens) - seq.num_computed
-            raise ValueError(
-                f"{parent!r} has {num_left} tokens to compute: call computed() before it is forked"
-            )
+            raise ValueError(f"{parent!r} has {num_left} tokens to compute: call computed() before it is forked")
         self._hold_all(seq.table)
         self._sequences[child] = seq.fork()
 
@@ -174,13 +168,9 @@ class BlockManager:
         """
         seq = self._resident(name)
         if not 0 <= num_tokens <= len(seq.tokens):
-            raise ValueError(
-                f"num_tokens={num_tokens} is outside 0..{len(seq.tokens)}, the tokens of {name!r}"
-            )
+            raise ValueError(f"num_tokens={num_tokens} is outside 0..{len(seq.tokens)}, the tokens of {name!r}")
         if self._num_sink_blocks < seq.num_passed > self._window_start(num_tokens):
-            raise ValueError(
-                f"the window has passed {num_tokens} tokens of {name!r}, and released its blocks: free it"
-            )
+            raise ValueError(f"the window has passed {num_tokens} tokens of {name!r}, and released its blocks: free it")
         for block in reversed(seq.table[num_tokens // self.block_size :]):
             if self._pool.ref_counts[block] == 1:
                 self._forget(block)
