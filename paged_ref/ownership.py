@@ -26,6 +26,10 @@ class LiveSequence:
     location: str = "device"
     resumed: bool = False
 
+    def move(self, location: str) -> None:
+        """The KV is somewhere else now; the target has not said where yet."""
+        self.location, self.slots, self.blocks = location, (), ()
+
 
 def blocks_of_slots(slots: Sequence[int], block_size: int) -> tuple[int, ...]:
     """The distinct blocks behind a list of slots, in first-use order; released slots (-1) are left out.

@@ -134,7 +134,7 @@ _ALL = (
     _c("READ-6", _TENSORS, "one token, and rows of length zero as declared"),
     _c("READ-7", _TENSORS, "strided and transposed inputs work or are refused"),
     _c("LAYOUT-1", _TENSORS, "every layout round-trips"),
-    _c("PREEMPT-1", _BOOKKEEPING, "a preempted sequence that comes back reads what it read before"),
+    _c("PREEMPT-1", ("engine", "cache"), "a preempted sequence that comes back reads what it read before"),
     _c("LIVE-1", _ENGINE, "from every state some step makes progress within a bound"),
     _c("WINDOW-1", _BOOKKEEPING, "a sliding window frees only blocks wholly outside it, and sinks stay"),
     _c("WINDOW-1P", _BLOCKS, "blocks wholly outside the window are freed"),

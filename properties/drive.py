@@ -78,5 +78,6 @@ def _steps(
         applied.append(operation)
         seen = len(breaches)
         outcome = referee.apply(operation)
+        verdict.outcomes[outcome] += 1
         if outcome == "crashed" or (len(breaches) > seen and ends(breaches[seen:], tolerate)):
             return

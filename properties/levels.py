@@ -61,7 +61,8 @@ class LevelSpec:
 
     `promises` are judged only where declared. `applicable(capabilities, offers)` gives the clauses that a campaign must
     reach; `marks(capabilities, offers)` the states it must have seen. `closing` is the operation that ends a trace.
-    `shrink` proposes smaller `(geometry, operations)`, the boldest first.
+    `shrink` proposes smaller `(geometry, operations)`, the boldest first; `accepts(capabilities, geometry)` says whether a
+    target takes a geometry that was not drawn for it.
     """
 
     level: Level
@@ -75,6 +76,7 @@ class LevelSpec:
     marks: Callable[[Any, frozenset[str]], frozenset[str]]
     shrink: Callable[[Any, Sequence[Any]], Any]
     offered: Callable[[Any], frozenset[str]]
+    accepts: Callable[[Any, Any], bool]
 
 
 def spec_of(level: Level) -> LevelSpec:

@@ -41,9 +41,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         reserved_blocks: block ids that are never handed out (null or padding blocks).
         look_ahead: extra slots that a sequence may hold beyond its length, in tokens.
         watermark_blocks: blocks that admission keeps free on purpose.
+        max_append: most tokens that one `append` adds; None = no limit (an engine that decodes one token at a time has 1).
         prefix_cache: admissions may reuse the KV of earlier sequences.
         salts: `admit` takes a salt that separates equal tokens.
         weak_hash: `Geometry.hash_bits` is honoured (an injectable hash).
+        recomputes_hits: what a hit covers is computed again all the same, so that a hit of the whole prompt leaves work
+            to do (HASH-4 is not judged).
+        copy_at_fork: `fork` copies a partial last block at once; False = the first write copies it (copy on write).
         window: `Geometry.window` and `num_sinks` are honoured.
         cached_overlaps_free: a block may be in `cached_blocks()` and `free_blocks()` at once.
         unknown_free: what a free of an unknown name does: "refused" (raises), "ignored", or None = undefined, not tried.
@@ -60,9 +64,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reserved_blocks: tuple[int, ...] = ()
     look_ahead: int = 0
     watermark_blocks: int = 0
+    max_append: int | None = None
     prefix_cache: bool = True
     salts: bool = False
     weak_hash: bool = False
+    recomputes_hits: bool = False
+    copy_at_fork: bool = False
     window: bool = False
     cached_overlaps_free: bool = False
     unknown_free: Literal["refused", "ignored"] | None = "refused"
@@ -103,6 +110,9 @@ OPTIONAL: dict[str, str] = {
     "lookup": "lookup(tokens) -> int: how many leading tokens are cached; changes nothing",
     "allocate": "allocate(name, tokens) -> int: the split form of admit; nothing is computed or published yet",
     "computed": "computed(name, upto): the KV of positions below upto is written now",
+    "extend": "extend(name, tokens): the split form of append. Where allocate, extend and computed are offered, admit and "
+    "append are driven as their halves: a block that publishing replaces by an equal one is seen before and after",
+    "preempt": "preempt(name): free, where the implementation does it differently for a sequence that will come back",
     "fork": "fork(parent, child): child continues from everything parent holds",
     "copies": "copies() -> list[Copy]: copies to perform now, in order; each is reported once",
     "truncate": "truncate(name, length): keep the first length tokens",

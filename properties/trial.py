@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class Verdict:
     illegal: int = 0
     adapter: AdapterError | None = None
     state: Any = None
+    outcomes: Counter[str] = field(default_factory=Counter)
 
     def broke(self, property: str) -> bool:
         """Whether that clause was broken."""
@@ -79,6 +81,7 @@ def _apply_all(
             before(operation)
         seen = len(breaches)
         outcome = referee.apply(operation)
+        verdict.outcomes[outcome] += 1
         if outcome == "illegal":
             verdict.illegal += 1
             continue

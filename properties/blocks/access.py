@@ -28,8 +28,9 @@ def _misread(state: State, seq: LiveSequence, position: int, slot: int, verb: st
 def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
     """The leading `cached` tokens of a new sequence were taken from the cache: are they its own, and written?"""
     judged = state.judged
-    judged["HASH-4"] += 1
-    if cached > len(seq.tokens) - 1:
+    recomputes = state.capabilities.recomputes_hits
+    judged["HASH-4"] += not recomputes
+    if cached > len(seq.tokens) - 1 and not recomputes:
         state.report(
             "HASH-4",
             f"sequence {seq.name} has {len(seq.tokens)} tokens and {cached} are said to be cached: no token is left "

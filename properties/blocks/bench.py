@@ -24,6 +24,7 @@ class Bench:
         self.target = target
         self.state = State(geometry, self.probe.capabilities, self.probe.offers)
         self._windowed = bool(geometry.window)
+        self._in_halves = {"allocate", "extend", "computed"} <= self.probe.offers
         self._settled = 0
         self._changed: list[str] = []
         self._evictions: list[pool.Eviction] = []
@@ -101,6 +102,15 @@ class Bench:
         stop = max(first, stop)
         self.state.shadow.write(seq.name, first, seq.slots[first:stop], seq.runs[first:stop], self.state.step)
         seq.computed = max(seq.computed, stop)
+
+    def _publish(self, seq: LiveSequence) -> None:
+        """Tell the target what is computed; it may put equal blocks in the place of those just written."""
+        state, held = self.state, seq.blocks
+        self.probe.call("computed", seq.name, seq.computed)
+        self._look_at_sequences()
+        for block in () if self._windowed else held:  # a window gives blocks up for another reason
+            if block not in seq.blocks:
+                state.shadow.event(block, state.step, f"given up by {seq.name} for an equal block")
 
     def _hand_out(self, seq: LiveSequence, fresh: Collection[int], before: Collection[int] | None) -> None:
         """Note the blocks that a sequence just got, and judge what was evicted for them."""

@@ -34,6 +34,10 @@ def applicable(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[
         found |= {"HASH-1", "HASH-2", "HASH-4", "HASH-5", "HASH-3P"}
     else:
         found -= set(_HASH)
+    if capabilities.recomputes_hits:
+        found.discard("HASH-4")
+    if capabilities.copy_at_fork:
+        found.discard("COW-4")
     if capabilities.unknown_free:
         found.add("REF-3")
     if capabilities.window:

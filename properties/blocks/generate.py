@@ -74,6 +74,18 @@ def choose_geometry(below: Below, capabilities: Capabilities, offers: frozenset[
     )
 
 
+def accepts(capabilities: Capabilities, geometry: Geometry) -> bool:
+    """Whether a target takes a geometry that was not drawn for it (from another target, or from the minimiser)."""
+    least, most = capabilities.num_blocks
+    return (
+        geometry.block_size in capabilities.block_sizes
+        and least <= geometry.num_blocks <= most
+        and geometry.num_blocks > len(capabilities.reserved_blocks)
+        and (geometry.hash_bits is None or capabilities.weak_hash)
+        and (geometry.window is None or capabilities.window)
+    )
+
+
 class OperationMaker:
     """Makes operations of each kind for the state at hand; returns None where the state has no room for that kind.
 
@@ -128,6 +140,8 @@ class OperationMaker:
         if name is None:
             return None
         most = self.geometry.block_size + 2
+        if self.capabilities.max_append is not None:
+            most = min(most, self.capabilities.max_append)
         count = 1 if self.below(3) < 2 else 1 + self.below(most)
         return self._legal(state, Append(name, self._tokens(count)))
 

@@ -99,6 +99,9 @@ def _why_not_append(state: State, op: Append) -> str | None:
         return f"sequence {op.name} is not computed yet"
     if not op.tokens or min(op.tokens) < 0:
         return "no tokens, or negative ones"
+    most = state.capabilities.max_append
+    if most is not None and len(op.tokens) > most:
+        return f"{len(op.tokens)} tokens in one append; the target takes at most {most}"
     most = state.capabilities.max_tokens
     if most is not None and len(seq.tokens) + len(op.tokens) > most:
         return f"sequence {op.name} would have {len(seq.tokens) + len(op.tokens)} tokens; at most {most}"

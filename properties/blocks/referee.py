@@ -86,7 +86,7 @@ class BlocksReferee(Bench):
         predicted = probe.number("predict_admit", tokens, **salted) if predicts else None
         available = calls.num_available(state)
         # a window may release within `admit` what was just written; in its split form every slot is seen
-        split = not compute or (self._windowed and "allocate" in probe.offers)
+        split = not compute or self._in_halves or (self._windowed and "allocate" in probe.offers)
         method = "allocate" if split else "admit"
         try:
             cached = probe.number(method, name, tokens, **salted)
@@ -113,8 +113,7 @@ class BlocksReferee(Bench):
             return "done"
         self._judge_new(seq, cached, before, compute=compute)
         if compute and split:
-            probe.call("computed", name, len(tokens))
-            self._look_at_sequences()
+            self._publish(seq)
         calls.judge_answer(state, what, answer, copy_due=False)
         self._after(seq)
         calls.judge_prediction(state, what, predicted, available)
@@ -140,8 +139,7 @@ class BlocksReferee(Bench):
         state, seq = self.state, self.state.live[op.name]
         self._settled = op.upto
         self._write(seq, seq.computed, op.upto, ())  # the KV is written first, then the target is told
-        self.probe.call("computed", op.name, op.upto)
-        self._look_at_sequences()
+        self._publish(seq)
         if seq.computed == len(seq.tokens):
             state.latest = seq.name
         self._after(seq)
@@ -158,7 +156,7 @@ class BlocksReferee(Bench):
         available = calls.num_available(state)
         shared = self._shared_blocks(seq)
         try:
-            probe.call("append", op.name, op.tokens)
+            probe.call("extend" if self._in_halves else "append", op.name, op.tokens)
         except Refused as refusal:
             need = state.blocks_for(len(seq.tokens) + count) - self._table_length(seq) + tail_shared
             self._refused(what, str(refusal), need, answer, copy_due=tail_shared)
@@ -174,6 +172,8 @@ class BlocksReferee(Bench):
         access.judge_fresh(state, seq, fresh, ())
         self._hand_out(seq, fresh, before)
         self._write(seq, first, len(seq.tokens), fresh)
+        if self._in_halves:
+            self._publish(seq)
         calls.judge_answer(state, what, answer, copy_due=tail_shared)
         self._after(seq)
         calls.judge_prediction(state, what, predicted, available)
@@ -254,7 +254,7 @@ class BlocksReferee(Bench):
             self._refused(f"swap_in({op.name})", str(refusal), state.blocks_for(len(seq.tokens)), None)
             return "refused"
         del state.swapped[op.name]
-        seq.location, seq.slots, seq.blocks = "device", (), ()
+        seq.move("device")
         state.live[op.name] = seq
         self._perform_copies(seq, seq.blocks, swap=True)
         if self._look_at_sequences(seq):
@@ -266,7 +266,8 @@ class BlocksReferee(Bench):
 
     def _free(self, op: Free | Preempt, latest: str | None) -> Outcome:
         state = self.state
-        self.probe.call("free", op.name)
+        preempt = isinstance(op, Preempt) and "preempt" in self.probe.offers
+        self.probe.call("preempt" if preempt else "free", op.name)
         seq = state.live.pop(op.name, None) or state.swapped.pop(op.name)
         seq.family.discard(op.name)
         if isinstance(op, Preempt):
@@ -305,8 +306,8 @@ class BlocksReferee(Bench):
             raise AdapterError(
                 f"lookup returned {cached} of {len(op.tokens)} tokens", "return how many leading tokens hit"
             )
-        state.judged["HASH-4"] += 1
-        if cached == len(op.tokens):
+        state.judged["HASH-4"] += not state.capabilities.recomputes_hits
+        if cached == len(op.tokens) and not state.capabilities.recomputes_hits:
             state.report("HASH-4", f"lookup of {cached} tokens says that all are cached: no token is left to compute")
         state.latest = latest
         calls.judge_repeat(state, op.tokens, state.runs.extend(state.runs.root(op.salt), op.tokens), cached)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from properties.blocks.coverage import applicable, marks
-from properties.blocks.generate import OperationMaker, choose_geometry
+from properties.blocks.generate import OperationMaker, accepts, choose_geometry
 from properties.blocks.operations import BlocksOperation, Drain, Geometry
 from properties.blocks.referee import BlocksReferee
 from properties.blocks.shrink import shrink
@@ -22,4 +22,5 @@ SPEC = LevelSpec(
     marks=marks,
     shrink=shrink,
     offered=offered,
+    accepts=accepts,
 )

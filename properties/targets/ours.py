@@ -8,6 +8,7 @@ import xxhash
 
 from paged_impl.block_manager import BlockManager
 from paged_impl.errors import OutOfBlocks
+from paged_impl.sizes import block_bytes
 from properties.blocks.operations import Geometry
 from properties.protocol import Capabilities, Copy, slots_from_table
 
@@ -104,6 +105,9 @@ class OurBlocks:
 
     def can_append(self, name: str, num_tokens: int) -> bool:
         return self.manager.can_append(name, num_tokens)
+
+    def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int, itemsize: int) -> int:
+        return block_bytes(self.block_size, num_layers, num_kv_heads, head_dim, itemsize)
 
     def predict_admit(self, tokens: Sequence[int], salt: str | None = None) -> int:
         return self.manager.blocks_needed_allocate(tokens, salt)

@@ -1,0 +1,152 @@
+"""Judge one target on the whole contract, as `pytest properties` does: corpus first, then Hypothesis, then seeded traces.
+
+Everything is judged in every trace, so that each clause gets the whole budget; a clause that was found broken does not
+end later traces, so that one loud fault does not hide a quiet one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+
+from properties.case import Case, fingerprint, read
+from properties.contract import AdapterError
+from properties.drive import drive
+from properties.ledger import Entry, Ledger
+from properties.levels import LevelSpec, spec_of
+from properties.machine import Tally, search
+from properties.minimise import breaks, judge, minimise, trimmed
+from properties.targets import Target
+from properties.trial import EVERYTHING, run_trace
+
+CORPUS = Path(__file__).with_name("corpus")
+NUM_SEEDS = {"pagefault-dev": 400, "pagefault-ci": 1500, "pagefault-night": 200_000}
+"""Seeded traces after Hypothesis. 1,500 traces are about 5 s on our manager and judge each clause hundreds of times."""
+MOST_ROUNDS = 12
+"""Hypothesis runs again without the clauses found so far, at most this often."""
+
+
+@dataclass
+class Finding:
+    """A broken clause of one target, minimised. `known` is its entry in the ledger."""
+
+    case: Case
+    broken_at: int
+    known: Entry | None
+
+
+@dataclass
+class Results:
+    """What judging a target gave. `adapter` is set where the adapter breaks its own protocol: then nothing else counts."""
+
+    target: Target
+    findings: dict[str, Finding] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    applicable: frozenset[str] = frozenset()
+    marks: frozenset[str] = frozenset()
+    corpus: int = 0
+
+    @property
+    def adapter(self) -> AdapterError | None:
+        return self.tally.adapter
+
+    @property
+    def judged(self) -> Counter[str]:
+        return self.tally.judged
+
+
+def judge_target(target: Target, profile: settings, num_seeds: int, ledger: Ledger, corpus: Sequence[Case]) -> Results:
+    """Judge a target on every clause that applies to it. Raises `Unavailable` where it cannot run here."""
+    spec = spec_of(target.level)
+    sample = target.make()
+    results = Results(target)
+    try:
+        offers = spec.offered(sample)
+        results.applicable = spec.applicable(sample.capabilities, offers)
+        results.marks = spec.marks(sample.capabilities, offers)
+        _replay(spec, results, corpus)
+        _search(spec, results, profile)
+        _seeds(spec, results, num_seeds)
+    except AdapterError as error:
+        results.tally.adapter = error
+    if results.adapter is None:
+        for id, trace in results.tally.failing.items():
+            results.findings[id] = _finding(spec, target, id, trace, ledger)
+    return results
+
+
+def _replay(spec: LevelSpec, results: Results, corpus: Sequence[Case]) -> None:
+    """Past failures of any target of this level: a trace that broke one implementation is worth trying on each."""
+    caps = results.target.make().capabilities
+    for case in corpus:
+        if case.level != spec.level or not spec.accepts(caps, case.geometry):
+            continue
+        verdict = run_trace(spec, results.target.make, case.geometry, case.operations, tolerate=EVERYTHING)
+        _count(results, verdict)
+        results.corpus += 1
+        _keep(results, verdict, case.geometry)
+
+
+def _search(spec: LevelSpec, results: Results, profile: settings) -> None:
+    for _ in range(MOST_ROUNDS):
+        found = set(results.tally.failing)
+        search(spec, results.target.make, profile, tolerate=found, tally=results.tally)
+        if results.tally.adapter is not None or found == set(results.tally.failing):
+            return
+
+
+def _seeds(spec: LevelSpec, results: Results, num_seeds: int) -> None:
+    if results.tally.adapter is not None:
+        return
+    for seed in range(num_seeds):
+        geometry, verdict = drive(spec, results.target.make, seed, tolerate=set(results.tally.failing))
+        _count(results, verdict)
+        _keep(results, verdict, geometry)
+
+
+def _count(results: Results, verdict: Any) -> None:
+    if verdict.adapter is not None:
+        raise verdict.adapter
+    tally = results.tally
+    tally.traces += 1
+    tally.steps += len(verdict.applied)
+    tally.outcomes.update(verdict.outcomes)
+    tally.judged.update({id: count for id, count in verdict.state.judged.items() if count})
+    tally.marks.update(verdict.state.marks)
+
+
+def _keep(results: Results, verdict: Any, geometry: Any) -> None:
+    for breach in verdict.breaches:
+        results.tally.failing.setdefault(breach.property, (geometry, tuple(verdict.applied)))
+
+
+def _finding(spec: LevelSpec, target: Target, id: str, trace: Any, ledger: Ledger) -> Finding:
+    fails = breaks(spec, target.make, id)
+    caps = target.make().capabilities
+    if fails(*trace):
+        trace = trimmed(spec, target.make, trace, id)
+        trace = minimise(spec, trace, fails, accepts=lambda geometry: spec.accepts(caps, geometry))
+    verdict = judge(spec, target.make, *trace)
+    flaky = not verdict.broke(id)
+    message = "it broke once and not again: does the target, or its adapter, keep state between cases?"
+    case = Case(
+        level=target.level,
+        target=target.name,
+        property=id,
+        message=message if flaky else verdict.message(id),
+        geometry=trace[0],
+        operations=trace[1],
+        flaky=flaky,
+    )
+    step = next((breach.step for breach in verdict.breaches if breach.property == id), len(trace[1]))
+    return Finding(case, step, ledger.find(target.name, id, fingerprint(case)))
+
+
+def read_corpus(folder: Path = CORPUS) -> list[Case]:
+    """The committed cases of past failures, in the order of their names."""
+    return [read(path) for path in sorted(folder.glob("*.json"))]

@@ -1,0 +1,66 @@
+"""Known failures: what was found, looked at and reported. They are still run, minimised and counted, but break no build.
+
+An entry names one fault: a target, the clause, and the fingerprints of its minimised traces. It must say where it is
+tracked, and no entry may cover our own targets: a fault of ours is mended, not noted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from properties.contract import UsageError, clause
+
+SHIPPED = Path(__file__).with_name("known_failures.json")
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One known fault. `versions` are those of the target in which it was seen; `tracker` is a link, or why there is none."""
+
+    target: str
+    property: str
+    fingerprints: tuple[str, ...]
+    versions: tuple[str, ...]
+    tracker: str
+    note: str
+
+
+class Ledger:
+    """The entries of one file. `matches` counts how often each was met, so that an entry that never is can be announced."""
+
+    def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
+        self.entries = entries
+        self.matches: dict[Entry, int] = dict.fromkeys(entries, 0)
+
+    def find(self, target: str, property: str, fingerprint: str) -> Entry | None:
+        """The entry for that finding; it is counted."""
+        for entry in self.entries:
+            if entry.target == target and entry.property == property and fingerprint in entry.fingerprints:
+                self.matches[entry] += 1
+                return entry
+        return None
+
+    def expired(self, targets: set[str]) -> list[Entry]:
+        """Entries of these targets that no finding matched: fixed upstream, or no longer reached."""
+        return [entry for entry, count in self.matches.items() if not count and entry.target in targets]
+
+
+def read_ledger(path: Path | None) -> Ledger:
+    """Read a ledger file; None = the shipped one. Raises `UsageError` that names the file and what is wrong with it."""
+    file = path or SHIPPED
+    try:
+        entries = msgspec.json.decode(file.read_bytes(), type=tuple[Entry, ...])
+    except OSError as error:
+        raise UsageError(f"cannot read the known failures {file}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{file} is not a list of known failures: {error}") from None
+    for entry in entries:
+        clause(entry.property)
+        if not entry.tracker.strip():
+            raise UsageError(
+                f"{file}: the entry for {entry.target} {entry.property} names no tracker; say where it is reported"
+            )
+        if entry.target.split(":")[0] in ("ours", "engine-ours", "attention-ours", "cache-ours"):
+            raise UsageError(f"{file}: {entry.target} is ours: mend the fault instead of noting it")
+    return Ledger(entries)

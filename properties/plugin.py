@@ -1,0 +1,163 @@
+"""The pytest plugin of `pytest properties`: options, profiles, one `contract` per target, a summary of what was judged.
+
+It is loaded by the root `conftest.py` of a checkout and by `pagefault test`, never through an entry point: an installed
+pagefault must not add options to, or break, somebody's own pytest.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from properties.case import read
+from properties.contract import CLAUSES, UsageError, clause
+from properties.judging import NUM_SEEDS, Results, judge_target, read_corpus
+from properties.ledger import Ledger, read_ledger
+from properties.levels import clauses_of
+from properties.machine import PROFILES, register_profiles
+from properties.targets import Target, Unavailable, load
+
+DEFAULT_TARGETS = ("ours",)
+DRIVEN_LEVELS = ("blocks", "engine", "cache")
+"""Levels that traces drive; attention targets are judged by their own test modules."""
+
+register_profiles()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("pagefault")
+    group.addoption("--target", action="append", default=[], help="target under test; may be given several times")
+    group.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="device of attention and cache targets")
+    group.addoption("--property", action="append", default=[], metavar="ID", help="judge only this clause")
+    group.addoption("--case", action="append", default=[], metavar="FILE", help="replay only this case")
+    group.addoption("--known-failures", metavar="FILE", help="ledger of known failures instead of the shipped one")
+
+
+class Session:
+    """What this pytest session judges. Targets are judged once, when the first test asks."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.names: list[str] = config.getoption("--target") or list(DEFAULT_TARGETS)
+        self.only = [clause(id).id for id in config.getoption("--property")]
+        self.cases = [read(Path(file)) for file in config.getoption("--case")]
+        path = config.getoption("--known-failures")
+        self.ledger: Ledger = read_ledger(Path(path) if path else None)
+        self.profile_name = _profile_name()
+        self.results: dict[str, Results | Unavailable] = {}
+        self.targets: dict[str, Target] = {name: load(name) for name in self.names}
+
+    def judge(self, name: str) -> Results | Unavailable:
+        """The results for a target of this session."""
+        if name not in self.results:
+            try:
+                self.results[name] = self._judge(name)
+            except Unavailable as reason:
+                self.results[name] = reason
+        return self.results[name]
+
+    def _judge(self, name: str) -> Results:
+        seeds = NUM_SEEDS[self.profile_name]
+        return judge_target(self.targets[name], PROFILES[self.profile_name], seeds, self.ledger, read_corpus())
+
+
+def _profile_name() -> str:
+    """Ours if Hypothesis was told to load one of ours, else the one for CI or for a developer."""
+    current = settings.get_current_profile_name()
+    if current in PROFILES:
+        return current
+    return "pagefault-ci" if os.environ.get("CI") else "pagefault-dev"
+
+
+_SESSION = pytest.StashKey[Session]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        config.stash[_SESSION] = Session(config)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    session = config.stash[_SESSION]
+    unknown = sorted(key for key in os.environ if key.startswith("PAGEFAULT_"))
+    lines = [f"pagefault: targets {', '.join(session.names)}; profile {session.profile_name}"]
+    return lines + [f"pagefault: environment variables are not read, found {', '.join(unknown)}"] * bool(unknown)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`clause_id` and `target_name` for the chapters, `case_file` for `--case`."""
+    session = metafunc.config.stash[_SESSION]
+    if "clause_id" in metafunc.fixturenames and "target_name" in metafunc.fixturenames:
+        chapter = metafunc.function.__name__.removeprefix("test_").upper()
+        pairs = [] if session.cases else list(_pairs(session, chapter))
+        metafunc.parametrize(("clause_id", "target_name"), pairs, ids=[f"{id}-{name}" for id, name in pairs])
+    elif "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", session.cases, ids=[f"{case.target}-{case.property}" for case in session.cases])
+    elif "target_name" in metafunc.fixturenames:
+        skipped = session.cases or session.only
+        metafunc.parametrize("target_name", [] if skipped else _driven(session))
+
+
+def _driven(session: Session) -> list[str]:
+    return [name for name, target in session.targets.items() if target.level in DRIVEN_LEVELS]
+
+
+def _pairs(session: Session, chapter: str) -> Any:
+    for name in _driven(session):
+        for id in clauses_of(session.targets[name].level):
+            if CLAUSES[id].chapter == chapter and (not session.only or id in session.only):
+                yield id, name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what an empty parameter list made pytest skip: it is not a test that somebody could enable."""
+    empty = [item for item in items if any("NOTSET" in str(part) for part in (item.name,)) and _is_ours(item)]
+    if empty:
+        config.hook.pytest_deselected(items=empty)
+        items[:] = [item for item in items if item not in empty]
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    return item.path.parent == Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def contract(request: pytest.FixtureRequest) -> Session:
+    """The session that judges targets."""
+    return request.config.stash[_SESSION]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    session = config.stash[_SESSION]
+    for name, results in session.results.items():
+        terminalreporter.section(f"pagefault: {name}")
+        if isinstance(results, Unavailable):
+            terminalreporter.line(f"not judged: {results}")
+            continue
+        for line in summary(results):
+            terminalreporter.line(line)
+
+
+def summary(results: Results) -> list[str]:
+    """What judging a target reached, for the end of the run."""
+    tally = results.tally
+    done = tally.outcomes["done"]
+    lines = [
+        f"{tally.traces} traces ({results.corpus} from the corpus), {tally.steps} operations, "
+        f"{done / max(1, tally.steps):.0%} of them done, {tally.outcomes['refused']} refused",
+        "judged: " + ", ".join(f"{id} {results.judged[id]}" for id in CLAUSES if results.judged[id]),
+        "reached: " + ", ".join(f"{mark} {count}" for mark, count in sorted(tally.marks.items())),
+    ]
+    level = results.target.level
+    not_judged = [id for id in clauses_of(level) if id not in results.applicable and not id.startswith("CRASH")]
+    if not_judged:
+        lines.append("not judged (not offered, or not promised): " + ", ".join(not_judged))
+    known = [
+        f"{finding.case.property} ({finding.known.tracker})" for finding in results.findings.values() if finding.known
+    ]
+    return lines + ["known failures: " + ", ".join(known)] * bool(known)

@@ -1,0 +1,8 @@
+"""Every slot holds what its own tokens put there (CONTENT)."""
+
+from properties.chapter import check
+from properties.plugin import Session
+
+
+def test_content(contract: Session, clause_id: str, target_name: str) -> None:
+    check(contract, clause_id, target_name)
