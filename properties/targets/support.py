@@ -1,0 +1,187 @@
+"""For authors of adapters: what keeps one near thirty lines.
+
+`require` says in one line what is missing and how to get it, `load_file` runs one file of an installed distribution
+without importing its package, `stubs` stands in for modules that are not here while something is imported, and
+`TableTarget` derives slots from a block table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from properties.blocks.operations import Geometry
+from properties.protocol import Capabilities, slots_from_table
+from properties.targets import Unavailable
+
+
+class TableTarget:
+    """Base of an adapter whose implementation has block tables: `slots` follows from `table`.
+
+    The subclass sets `self.block_size` in `open`, and offers `table(name)`.
+    """
+
+    level = "blocks"
+    capabilities = Capabilities()
+    block_size: int
+
+    def table(self, name: str) -> Sequence[int]:
+        """Physical block of each logical block of a live sequence, first to last."""
+        raise NotImplementedError
+
+    def slots(self, name: str) -> Sequence[int]:
+        """The physical slot of each position that the table covers."""
+        return slots_from_table(self.table(name), self.block_size)
+
+    def open(self, config: Geometry) -> None:
+        """A fresh system."""
+        raise NotImplementedError
+
+
+def require(name: str, version: str | None, command: str) -> None:
+    """Raise `Unavailable` unless the distribution is installed, in that version if one is given.
+
+    `version` "5.24.0" accepts "5.24.0" and local builds of it ("5.24.0+cpu"). `command` is what installs it.
+    """
+    try:
+        found = distribution(name).version
+    except PackageNotFoundError:
+        raise Unavailable(f"{name} is not installed: {command}") from None
+    if version is not None and found.partition("+")[0] != version:
+        raise Unavailable(f"{name} {found} is installed, but the adapter is written for {version}: {command}")
+
+
+def load_file(name: str, path: str, replace: Mapping[str, ModuleType] | None = None) -> ModuleType:
+    """A new module from one file of an installed distribution; its package is not imported.
+
+    `path` is relative to the installation, for example "mini_vllm/block_manager.py". `replace` are modules that the file
+    finds under these names while it runs. The module is the caller's own: `sys.modules` is as it was afterwards, so that
+    patching it changes nothing for others. Raises `Unavailable` where the distribution lacks the file.
+    """
+    file = Path(str(distribution(name).locate_file(path)))
+    if not file.is_file():
+        raise Unavailable(f"{name} {distribution(name).version} has no {path} (looked for {file})")
+    module_name = f"_pagefault_{name}_{file.stem}".replace("-", "_").replace(".", "_")
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None and spec.loader is not None  # a .py file always has both
+    module = importlib.util.module_from_spec(spec)
+    with _installed({**(replace or {}), module_name: module}):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def stubs(*names: str, forget: Sequence[str] = (), **attributes: Any) -> Iterator[None]:
+    """Stand in for modules that are not here (a GPU kernel library, a server) while the block imports something.
+
+    Any attribute of a stub can be imported, called, subclassed or used as a decorator until the block ends; using one
+    afterwards raises a `RuntimeError` that names it, so that no result ever comes from a stub. `attributes` are given to
+    every stub as they are. Afterwards the stubs are gone, and so is every module below the packages in `forget` that the
+    block imported: a module that was built on a stub must not be found by somebody else.
+
+    >>> with stubs("flash_attn"):
+    ...     from flash_attn import flash_attn_varlen_func
+    >>> flash_attn_varlen_func()
+    Traceback (most recent call last):
+    RuntimeError: flash_attn.flash_attn_varlen_func is a stub that stood in while something was imported; it cannot run
+    """
+    importing = _Importing()
+    modules: dict[str, ModuleType] = {}
+    for name in names:
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            part = ".".join(parts[:end])
+            if end == len(parts) or part not in sys.modules:
+                modules.setdefault(part, _StubModule(part, importing, attributes))
+    before = set(sys.modules)
+    try:
+        with _installed(modules):
+            yield
+    finally:
+        importing.over = True
+        for loaded in set(sys.modules) - before:
+            if any(loaded == root or loaded.startswith(f"{root}.") for root in forget):
+                del sys.modules[loaded]
+
+
+class _Importing:
+    """Whether the import that a stub stands in for is over."""
+
+    over = False
+
+
+class _StubModule(ModuleType):
+    """A module that has every attribute."""
+
+    def __init__(self, name: str, importing: _Importing, attributes: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []  # so that submodules can be asked for
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
+        self.__dict__.update(attributes)
+        self.__dict__["_importing"] = importing
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return _Stub(f"{self.__name__}.{attribute}", self.__dict__["_importing"])
+
+
+class _Stub:
+    """Stands for anything: a class, a function, a decorator, a namespace. Dead once the import is over."""
+
+    def __init__(self, name: str, importing: _Importing) -> None:
+        self._name = name
+        self._importing = importing
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._importing.over:
+            raise RuntimeError(
+                f"{self._name} is a stub that stood in while something was imported; it cannot run"
+            )
+        decorated = len(args) == 1 and not kwargs and isinstance(args[0], Callable | type)  # type: ignore[arg-type]
+        return args[0] if decorated and not isinstance(args[0], _Stub) else self
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return _Stub(f"{self._name}.{attribute}", self._importing)
+
+    def __getitem__(self, key: object) -> _Stub:
+        return self
+
+    def __or__(self, other: object) -> _Stub:
+        return self
+
+    __ror__ = __or__
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+
+@contextlib.contextmanager
+def _installed(modules: Mapping[str, ModuleType]) -> Iterator[None]:
+    """These modules in `sys.modules`, and as attributes of nothing; what was there comes back."""
+    saved = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in saved.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+
+
+def module(name: str, **attributes: Any) -> ModuleType:
+    """A module with exactly these attributes, for `load_file(replace=...)`."""
+    made = ModuleType(name)
+    made.__dict__.update(attributes)
+    return made
