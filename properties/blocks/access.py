@@ -61,7 +61,10 @@ def _bad_hit(state: State, seq: LiveSequence, position: int, slot: int) -> str:
     content = state.shadow.run
     behind = range(stop, min(len(seq.tokens), stop + state.block_size))
     if behind and all(content[seq.slots[p]] == seq.runs[p] for p in behind):
-        return "HASH-5"
+        # neither one block in two places, nor what a released block still holds by chance, is a hit behind a miss
+        block = seq.slots[stop] // state.block_size
+        if block != slot // state.block_size and (state.cached is None or block in state.cached):
+            return "HASH-5"
     if write is None or write.step < state.handed[slot // state.block_size]:
         return "HASH-2"
     if state.dropped.get(slot) == seq.runs[position]:
@@ -197,7 +200,8 @@ def _judge_window_promise(state: State, seq: LiveSequence, first_needed: int) ->
 def judge_read_path(state: State, seq: LiveSequence, pairs: Sequence[tuple[int, int]]) -> None:
     """CONTENT-1 along the target's own read path: each position once, each slot with the right content."""
     state.judged["CONTENT-1"] += 1
-    content, seen = state.shadow.run, set()
+    content = state.shadow.run
+    seen: dict[int, int] = {}
     for position, slot in pairs:
         if not 0 <= position < seq.computed:
             continue
@@ -210,13 +214,24 @@ def judge_read_path(state: State, seq: LiveSequence, pairs: Sequence[tuple[int, 
             state.report("CONTENT-1", f"{text}. The write path has it in slot {seq.slots[position]}")
             return
         if position in seen:
-            state.report("CONTENT-1", f"sequence {seq.name}, position {position} is read twice, again from slot {slot}")
+            state.report("CONTENT-1", _read_twice(state, seq, position, (seen[position], slot)))
             return
-        seen.add(position)
+        seen[position] = slot
     absent = seq.computed - len(seen)
     if absent and not state.geometry.window:
         first = next(p for p in range(seq.computed) if p not in seen)
         state.report("CONTENT-1", f"sequence {seq.name}, position {first} is never read: no slot maps to it")
+
+
+def _read_twice(state: State, seq: LiveSequence, position: int, slots: Sequence[int]) -> str:
+    """Attention takes one position from two slots, so that it counts twice in the softmax: which is the foreign one?"""
+    wrong = next((slot for slot in slots if slot != seq.slots[position]), slots[-1])
+    block = wrong // state.block_size
+    return (
+        f"sequence {seq.name}, position {position} is read twice, from slots {slots[0]} and {slots[1]}. The write path "
+        f"has it in slot {seq.slots[position]}; the other is {state.shadow.describe_slot(wrong, state.runs)}. "
+        f"History of {state.shadow.history(block)}"
+    )
 
 
 def was_never_written(state: State, slot: int) -> bool:
