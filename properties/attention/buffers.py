@@ -1,0 +1,145 @@
+"""Memory for pools: views into larger buffers whose other bytes are watched, at ordinary and at very high
+offsets.
+
+Forms: `separate` (K and V in buffers of their own), `interleaved` ([B, 2, ...], as vLLM keeps them),
+`layered` ([B, layers, 2, ...]: the stride of a block spans all layers), `high_stride` (blocks so far apart
+that block id * stride passes 2**31 elements, in address space that is reserved but not used).
+
+Letters: B blocks, P block size, G KV heads, D head size.
+"""
+
+import math
+import mmap
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from paged_ref.layouts import Layout, key_shape, value_shape
+from properties.attention.high_ids import HIGH_STRIDE, MAX_HIGH_BLOCKS
+from properties.attention.target import Pool
+
+# Elements of random bytes before, between and after caches: a multiple of every alignment that a kernel
+# asks for.
+CANARY_ELEMENTS = 64
+# A wrapped 32-bit offset lies up to 2**31 elements *before* the cache: that much room keeps a faulty kernel's
+# access inside the mapping, so that it is a finding and not a crash.
+HIGH_LEAD = 2**31
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shape and type of one layer's pool."""
+
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    layout: Layout
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(key cache, value cache)."""
+        sizes = {
+            "num_blocks": self.num_blocks,
+            "block_size": self.block_size,
+            "num_kv_heads": self.num_kv_heads,
+            "head_size": self.head_size,
+        }
+        return key_shape(self.layout, dtype=self.dtype, **sizes), value_shape(self.layout, **sizes)
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """A pool and all the memory that must not change around it.
+
+    `watched`: flat tensors of unsigned bytes that cover the pool and its surroundings (high_stride: only
+    the blocks, and the places where 32-bit offsets of them would wrap to).
+    """
+
+    pool: Pool
+    watched: tuple[Tensor, ...]
+
+    def snapshot(self) -> tuple[Tensor, ...]:
+        """A copy of every watched byte."""
+        return tuple(memory.clone() for memory in self.watched)
+
+    def changed_bytes(self, before: tuple[Tensor, ...]) -> int:
+        """How many watched bytes differ from a snapshot."""
+        return sum(int((old != new).sum()) for old, new in zip(before, self.watched, strict=True))
+
+
+def allocate(geometry: Geometry, form: str, device: str, seed: int) -> PoolMemory:
+    """A pool full of random bytes in the given form."""
+    if form == "high_stride":
+        return _high_pool(geometry, device, seed)
+    key_cache_shape, value_cache_shape = geometry.shapes()
+    num_layers = 3 if form == "layered" else 1
+    key_elements, value_elements = math.prod(key_cache_shape[1:]), math.prod(value_cache_shape[1:])
+    if form == "separate":
+        buffers = [
+            _random(geometry, geometry.num_blocks * n, device, seed + i)
+            for i, n in enumerate((key_elements, value_elements))
+        ]
+        key_cache = _view(buffers[0], key_cache_shape, CANARY_ELEMENTS, key_elements)
+        value_cache = _view(buffers[1], value_cache_shape, CANARY_ELEMENTS, value_elements)
+    else:
+        stride = num_layers * (key_elements + value_elements)
+        buffers = [_random(geometry, geometry.num_blocks * stride, device, seed)]
+        first = CANARY_ELEMENTS + (num_layers // 2) * (key_elements + value_elements)
+        key_cache = _view(buffers[0], key_cache_shape, first, stride)
+        value_cache = _view(buffers[0], value_cache_shape, first + key_elements, stride)
+    return PoolMemory(
+        Pool(key_cache, value_cache, geometry.layout), tuple(buffer.view(torch.uint8) for buffer in buffers)
+    )
+
+
+def _random(geometry: Geometry, num_elements: int, device: str, seed: int) -> Tensor:
+    """A flat tensor of random bytes with canaries at both ends."""
+    generator = torch.Generator().manual_seed(seed)
+    num_bytes = (num_elements + 2 * CANARY_ELEMENTS) * geometry.dtype.itemsize
+    random = torch.randint(0, 256, (num_bytes,), generator=generator, dtype=torch.uint8)
+    return random.to(device).view(geometry.dtype)
+
+
+def _view(buffer: Tensor, shape: tuple[int, ...], offset: int, block_stride: int) -> Tensor:
+    """`buffer` seen as [B, ...] with blocks `block_stride` elements apart, dense within a block."""
+    inner = [math.prod(shape[axis + 1 :]) for axis in range(1, len(shape))]
+    return buffer.as_strided(shape, (block_stride, *inner), offset)
+
+
+@lru_cache(maxsize=3)
+def _high_buffer(dtype: torch.dtype, device: str) -> Tensor:
+    """A flat tensor of zeros large enough for MAX_HIGH_BLOCKS blocks, HIGH_STRIDE elements apart, and their
+    lead.
+    """
+    num_elements = HIGH_LEAD + MAX_HIGH_BLOCKS * HIGH_STRIDE
+    if device != "cpu":
+        return torch.zeros(num_elements, dtype=dtype, device=device)
+    # Reserved address space: only the pages that are touched ever become memory.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    mapping = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
+    return torch.frombuffer(mapping, dtype=dtype)
+
+
+def _high_pool(geometry: Geometry, device: str, seed: int) -> PoolMemory:
+    if geometry.num_blocks > MAX_HIGH_BLOCKS:
+        raise ValueError(f"a high_stride pool has at most {MAX_HIGH_BLOCKS} blocks, not {geometry.num_blocks}")
+    buffer = _high_buffer(geometry.dtype, device)
+    key_cache_shape, value_cache_shape = geometry.shapes()
+    elements = math.prod(key_cache_shape[1:]) + math.prod(value_cache_shape[1:])
+    key_cache = _view(buffer, key_cache_shape, HIGH_LEAD, HIGH_STRIDE)
+    value_cache = _view(buffer, value_cache_shape, HIGH_LEAD + math.prod(key_cache_shape[1:]), HIGH_STRIDE)
+    random = _random(geometry, geometry.num_blocks * elements, device, seed)
+    watched = []
+    for block in range(geometry.num_blocks):
+        offset = block * HIGH_STRIDE
+        wrapped = (offset + 2**31) % 2**32 - 2**31
+        start = HIGH_LEAD + offset
+        buffer[start : start + elements] = random[block * elements : (block + 1) * elements]
+        watched.append(buffer[start - CANARY_ELEMENTS : start + elements + CANARY_ELEMENTS])
+        if wrapped != offset:
+            watched.append(buffer[HIGH_LEAD + wrapped : HIGH_LEAD + wrapped + elements])
+            watched[-1].zero_()
+    return PoolMemory(Pool(key_cache, value_cache, geometry.layout), tuple(part.view(torch.uint8) for part in watched))

@@ -1,0 +1,152 @@
+"""Runs one operation of a target: guarded where it is interpreted, with uninitialised memory filled, errors
+sorted.
+"""
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paged_ref.layouts import Layout
+from properties.attention import guard
+from properties.attention.buffers import PoolMemory
+from properties.attention.target import AttentionTarget, Output, Pool
+from properties.blame import is_adapter_fault, last_lines
+from properties.contract import AdapterError
+
+# Above this size a list of every element's address costs more than the kernel: bounds alone are checked.
+MOST_GUARDED_ELEMENTS = 2**18
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The target declined with one of its declared refusals."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The target failed: a guard fault ("load", "store", "overflow") or any other exception ("crash")."""
+
+    kind: str
+    message: str
+
+
+def execute(
+    target: AttentionTarget, call: Callable[[], object], protected: tuple[guard.Protected, ...] = ()
+) -> object | Refused | Fault:
+    """The result of `call()`, or how it failed. Raises AdapterError where the adapter itself is at fault."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and guard.why_unavailable() is None
+    try:
+        with uninitialised_memory_filled(), guard.guarded(protected) if interpreted else nullcontext():
+            return call()
+    except Exception as error:
+        return _sorted_out(target, error)
+
+
+def _sorted_out(target: AttentionTarget, error: Exception) -> Refused | Fault:
+    cause: BaseException = error
+    while cause.__cause__ is not None and not isinstance(cause, guard.KernelFault):
+        cause = cause.__cause__
+    if isinstance(cause, guard.KernelFault):
+        return Fault(cause.kind, str(cause))
+    if isinstance(cause, AssertionError) and "overflow detected" in str(cause):
+        return Fault("overflow", f"{_kernel_line(cause)}: {cause}")
+    if isinstance(error, target.capabilities.refusals):
+        return Refused(f"{type(error).__name__}: {error}")
+    if is_adapter_fault(error, target):
+        raise AdapterError(
+            f"the adapter of {target.name} raises {type(error).__name__}: {error} ({last_lines(error)})",
+            "correct the adapter, or declare the exception class in `refusals`",
+        ) from error
+    return Fault("crash", f"{type(cause).__name__}: {cause} ({last_lines(cause)})")
+
+
+def _kernel_line(error: BaseException) -> str:
+    """The innermost line outside Triton and NumPy."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if "/triton/" not in frame.filename and "/numpy/" not in frame.filename:
+            return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+    return "an unknown line"
+
+
+@contextmanager
+def uninitialised_memory_filled() -> Iterator[None]:
+    """torch.empty and its relatives give NaN (integers: their maximum) inside the block, so that scratch
+    memory and outputs that are read or returned before they are written show.
+    """
+    mode, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*determinis.*")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+            torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+
+
+def protection(
+    memory: PoolMemory, readable_BP: Tensor | None, writable_BP: Tensor | None, *, strict_reads: bool
+) -> tuple[guard.Protected, ...]:
+    """What a kernel may touch of a pool on the CPU: the slots marked in [B, P]; None = none of them.
+
+    Without `strict_reads` every element of the pool may be loaded (a load that is masked out afterwards is
+    legal).
+    """
+    if memory.pool.key_cache.device.type != "cpu" or memory.pool.key_cache.numel() > MOST_GUARDED_ELEMENTS:
+        return ()
+    caches = (memory.pool.key_cache, memory.pool.value_cache)
+    size = caches[0].element_size()
+    everything = [guard.element_addresses(c, torch.ones(c.shape, dtype=torch.bool)) for c in caches]
+    readable = [_addresses(memory.pool, c, readable_BP) for c in caches] if strict_reads else everything
+    writable = [_addresses(memory.pool, c, writable_BP) for c in caches]
+    if everything[0][-1] > everything[1][0] and everything[1][-1] > everything[0][0]:  # one inside the other
+        start, end = min(e[0] for e in everything), max(e[-1] for e in everything)
+        merged = (guard.merged(*readable), guard.merged(*writable))
+        return (guard.Protected(int(start), int(end) + size, *merged, "the interleaved caches"),)
+    return tuple(
+        guard.Protected(int(everything[i][0]), int(everything[i][-1]) + size, readable[i], writable[i], name)
+        for i, name in enumerate(("the key cache", "the value cache"))
+    )
+
+
+def _addresses(pool: Pool, cache: Tensor, chosen_BP: Tensor | None) -> guard.Addresses:
+    """Addresses of the elements of the chosen slots; none for None."""
+    axis = {Layout.FLASH: 1, Layout.HND: 2, Layout.VLLM: 3}[pool.layout]
+    shape = [1] * cache.dim()
+    shape[0], shape[axis] = cache.shape[0], cache.shape[axis]
+    if chosen_BP is None:
+        chosen_BP = torch.zeros(cache.shape[0], cache.shape[axis], dtype=torch.bool)
+    return guard.element_addresses(cache, chosen_BP.reshape(shape).expand(cache.shape))
+
+
+def check_output(target: AttentionTarget, output: object, q: Tensor) -> Output:
+    """The output as an `Output`, or AdapterError if it has another type, shape or dtype."""
+    if not isinstance(output, Output):
+        raise AdapterError(
+            f"{target.name} returned {type(output).__name__}", "return properties.attention.target.Output"
+        )
+    if output.out.shape != q.shape or output.out.dtype != q.dtype:
+        raise AdapterError(
+            f"{target.name} returned out {tuple(output.out.shape)} {output.out.dtype} for queries "
+            f"{tuple(q.shape)} {q.dtype}",
+            "return one row per query token, in the dtype of the queries",
+        )
+    if output.lse is not None and output.lse.shape != q.shape[:2]:
+        raise AdapterError(
+            f"{target.name} returned an LSE of shape {tuple(output.lse.shape)} for queries {tuple(q.shape)}",
+            "return [query tokens, query heads]",
+        )
+    return output

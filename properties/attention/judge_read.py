@@ -1,0 +1,295 @@
+"""Judges a decode or prefill call: parity, containment, and the variation that must not matter.
+
+The base case runs on a poisoned pool. A row that is wrong there is attributed: to READ-2 if the same call
+is right on a clean pool, to READ-4 if it is right in one partition or only the LSE is wrong, to READ-6 if
+the row is empty or one token long and longer rows are right, else to READ-1. Then the variation runs; a row
+that is wrong there, and was right before, breaks the variation's clause.
+
+Letters: T query tokens, H query heads, D head size.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from paged_ref.parity import Comparison, Expected, compare, compare_lse
+from properties.attention import decoys, variations
+from properties.attention.cases import ReadCase, Row, blocks_needed
+from properties.attention.contents import Content, expect_row, make_contents
+from properties.attention.execute import Fault, Refused, check_output, execute, protection
+from properties.attention.scene import Scene, build
+from properties.attention.target import AttentionTarget, Output, offers
+from properties.attention.verdict import Verdict
+
+FAULT_PROPERTY = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3", "crash": "CRASH-1"}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One row that a call got wrong."""
+
+    row: Row
+    what: str
+    comparison: Comparison
+    actual: Tensor
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One call: its scene, its output on the CPU (None if it failed), and what is wrong with it."""
+
+    scene: Scene
+    output: Output | None
+    wrong: tuple[Wrong, ...]
+    fault: Fault | Refused | None = None
+    changed_bytes: int = 0
+
+    @property
+    def right(self) -> bool:
+        """Every row is within its limits, and nothing else happened."""
+        return self.output is not None and not self.wrong and not self.changed_bytes
+
+
+class Judge:
+    """Runs and compares the calls of one case. `contents` and expectations are made once, from the base
+    case.
+    """
+
+    def __init__(self, target: AttentionTarget, case: ReadCase, device: str) -> None:
+        self.target, self.case, self.device = target, case, device
+        self.capabilities = target.capabilities
+        self.contents = make_contents(case)
+        self.expected = {
+            row.key: expect_row(case, self.contents[row.key], tf32=self.capabilities.tf32) for row in case.rows
+        }
+
+    def read(self, case: ReadCase, contents: Mapping[int, Content], *, want_lse: bool = True) -> Reading:
+        """One call on a fresh scene, compared row by row."""
+        scene = build(case, contents, self.device, want_lse=want_lse and self.capabilities.lse_base is not None)
+        before = scene.memory.snapshot()
+        operation = getattr(self.target, case.operation)
+        protected = protection(scene.memory, scene.readable, None, strict_reads=self.capabilities.reads_only_owned)
+        result = execute(self.target, lambda: operation(scene.memory.pool, scene.batch), protected)
+        if isinstance(result, Fault | Refused):
+            return Reading(scene, None, (), result)
+        output = check_output(self.target, result, scene.batch.q)
+        lse = None if output.lse is None else output.lse.detach().cpu() * self._lse_unit()
+        output = Output(output.out.detach().cpu(), lse)
+        return Reading(
+            scene, output, tuple(self._compare(scene, output)), changed_bytes=scene.memory.changed_bytes(before)
+        )
+
+    def clean_is_right(self) -> bool:
+        """Whether the base case is right in a pool of zeros with table padding of zeros."""
+        if "zero" not in self.capabilities.padding:
+            return False
+        clean = replace(self.case, poison_k="zero", poison_v="zero", padding="zero")
+        return self.read(clean, self.contents).right
+
+    def right_alone(self, row: Row) -> bool:
+        """Whether a row of the base case is right in a batch of its own."""
+        alone = replace(self.case, rows=(replace(row, parent=None, shared_blocks=0),))
+        return self.read(alone, self.contents).right
+
+    def _lse_unit(self) -> float:
+        return math.log(2) if self.capabilities.lse_base == "2" else 1.0
+
+    def _compare(self, scene: Scene, output: Output) -> list[Wrong]:
+        wrong = []
+        for row, rows in rows_of(scene.case):
+            if row.context_len == 0 and self.capabilities.empty_rows != "zeros":
+                continue
+            expected = self._expected(scene, row)
+            comparison = compare(output.out[rows], expected)
+            if not comparison.passed:
+                wrong.append(Wrong(row, "out", comparison, output.out[rows]))
+            elif output.lse is not None:
+                comparison = compare_lse(output.lse[rows], expected)
+                if not comparison.passed:
+                    wrong.append(Wrong(row, "lse", comparison, output.out[rows]))
+        return wrong
+
+    def _expected(self, scene: Scene, row: Row) -> Expected:
+        if row.key in self.expected:
+            return self.expected[row.key]
+        return expect_row(scene.case, scene.contents[row.key], tf32=False)  # a padding row: zeros
+
+
+def rows_of(case: ReadCase) -> list[tuple[Row, slice]]:
+    """Each row with the slice of query tokens that are its own."""
+    pairs, start = [], 0
+    for row in case.rows:
+        pairs.append((row, slice(start, start + row.query_len)))
+        start += row.query_len
+    return pairs
+
+
+def judge_read(target: AttentionTarget, case: ReadCase, device: str = "cpu") -> Verdict:
+    """Judges the case and its variation. The target is called two to four times, more if something is
+    wrong.
+    """
+    judge, verdict = Judge(target, case, device), Verdict()
+    _count_case(case, verdict)
+    base = judge.read(case, judge.contents)
+    if not base.right:
+        _report_base(judge, base, verdict)
+        return verdict
+    varied = variations.vary(case, judge.contents, target.capabilities, offers(target))
+    if varied is not None:
+        _judge_variation(judge, base, varied, verdict)
+    return verdict
+
+
+def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, verdict: Verdict) -> None:
+    name = judge.case.variation
+    other = judge.read(*varied, want_lse=name != "without_lse")
+    if isinstance(other.fault, Refused) and name == "strided":
+        verdict.counts["strided refused"] += 1
+        return
+    verdict.counts[f"variation {name}"] += 1
+    property_id = variations.PROPERTY_OF[name]
+    intro = f"Right in the base case, wrong with {variations.MEANING[name]}."
+    if not other.right:
+        verdict.add(_property_of_fault(other, property_id), f"{intro}\n{_describe(judge, other)}")
+        return
+    different = _rows_with_other_bits(base, other)
+    if not different:
+        return
+    promise = variations.PROMISED_BITS.get(name)
+    if promise in judge.capabilities.promises:
+        verdict.add(str(promise), f"Rows {different} have other bits with {variations.MEANING[name]}.")
+    elif name in variations.SAME_BITS and not _rows_with_other_bits(base, judge.read(judge.case, judge.contents)):
+        verdict.add(
+            property_id,
+            f"Rows {different} change within the tolerance with {variations.MEANING[name]}, and do not when the "
+            "same call is repeated: those values reach the output with a small weight.",
+        )
+
+
+def _rows_with_other_bits(first: Reading, second: Reading) -> list[int]:
+    """Keys of the rows whose output bits differ between two calls that both succeeded."""
+    if first.output is None or second.output is None:
+        return []
+    bits = torch.int16 if first.output.out.element_size() == 2 else torch.int32
+    seconds = {row.key: rows for row, rows in rows_of(second.scene.case)}
+    return [
+        row.key
+        for row, rows in rows_of(first.scene.case)
+        if row.key in seconds
+        and row.context_len
+        and not torch.equal(
+            first.output.out[rows].contiguous().view(bits), second.output.out[seconds[row.key]].contiguous().view(bits)
+        )
+    ]
+
+
+def _property_of_fault(reading: Reading, otherwise: str) -> str:
+    if isinstance(reading.fault, Fault):
+        return FAULT_PROPERTY[reading.fault.kind]
+    if isinstance(reading.fault, Refused):
+        return "CRASH-1"
+    return "STORE-1" if reading.changed_bytes else otherwise
+
+
+def _report_base(judge: Judge, base: Reading, verdict: Verdict) -> None:
+    if not base.wrong:
+        property_id, reason = _property_of_fault(base, "READ-1"), ""
+        if property_id == "CRASH-1" and isinstance(base.fault, Fault) and judge.clean_is_right():
+            property_id, reason = "READ-2", _leak(judge)
+        verdict.add(property_id, reason + _describe(judge, base))
+        return
+    property_id, reason = _attribute(judge, base)
+    verdict.add(property_id, reason + _describe(judge, base))
+
+
+def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
+    """Which clause a wrong row breaks, found by running nearby cases that differ in one respect."""
+    case = judge.case
+    wrong_keys = {wrong.row.key for wrong in base.wrong}
+    if judge.clean_is_right():
+        return "READ-2", _leak(judge)
+    one_partition = replace(case, num_splits=1)
+    if case != one_partition and judge.capabilities.num_splits and judge.read(one_partition, judge.contents).right:
+        return "READ-4", f"Right in one partition, wrong with num_splits={case.num_splits}.\n"
+    flash = replace(case, layout="flash")
+    if case != flash and "flash" in judge.capabilities.layouts and judge.read(flash, judge.contents).right:
+        return "LAYOUT-1", f"Right in the flash layout, wrong in the {case.layout} layout.\n"
+    if all(wrong.what == "lse" for wrong in base.wrong):
+        return "READ-4", "The output is right, the LSE is wrong.\n"
+    if len(case.rows) > 1 and all(judge.right_alone(wrong.row) for wrong in base.wrong):
+        return "READ-5", "Each of the wrong rows is right when it is alone in the batch.\n"
+    long_rows = {row.key for row in case.rows if row.context_len > 1}
+    if long_rows and not wrong_keys & long_rows:
+        return "READ-6", "Rows with two or more tokens are right.\n"
+    return "READ-1", ""
+
+
+def _leak(judge: Judge) -> str:
+    """Which foreign memory reaches the output: found by poisoning one kind at a time."""
+    case, clean = judge.case, {"poison_k": "zero", "poison_v": "zero", "padding": "zero"}
+    sources = []
+    for source, text in (
+        ("poison_k", f"keys of slots that the sequence does not own (here {case.poison_k})"),
+        ("poison_v", f"values of slots that the sequence does not own (here {case.poison_v})"),
+        ("padding", f"block-table entries behind the last block (here {case.padding})"),
+    ):
+        alone = replace(case, **{**clean, source: getattr(case, source)})
+        if not judge.read(alone, judge.contents).right:
+            sources.append(text)
+    found = " and ".join(sources) or "their combination"
+    return f"Right on a clean pool; what reaches the output: {found}.\n"
+
+
+def _describe(judge: Judge, reading: Reading) -> str:
+    case = reading.scene.case
+    lines = [
+        f"{case.operation}, block size {case.block_size}, {case.num_blocks} blocks, {case.num_kv_heads * case.ratio} "
+        f"query heads on {case.num_kv_heads} KV heads of {case.head_size}, {case.dtype}, layout {case.layout}"
+        f"{f', window {case.window}' if case.window else ''}"
+        f"{f', num_splits {case.num_splits}' if case.num_splits else ''}"
+    ]
+    if reading.fault is not None:
+        verb = "refused a case that it declares to accept" if isinstance(reading.fault, Refused) else "failed"
+        return "\n".join([*lines, f"{judge.target.name} {verb}: {reading.fault.message}"])
+    if reading.changed_bytes:
+        lines.append(
+            f"The call changed {reading.changed_bytes} bytes of the pool or around it: a read writes nothing there."
+        )
+    for wrong in reading.wrong[:2]:
+        lines.append(_describe_row(judge, reading.scene, wrong))
+    if len(reading.wrong) > 2:
+        lines.append(f"and {len(reading.wrong) - 2} more rows")
+    return "\n".join(lines)
+
+
+def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:
+    row, found = wrong.row, wrong.comparison
+    token, head, dimension = found.worst
+    table = row.table[: blocks_needed(row.context_len, scene.case.block_size)]
+    index = f"[{token}, {head}, {dimension}]" if wrong.what == "out" else f"[{token}, {head}]"
+    lines = [
+        f"row {row.key}: context {row.context_len}, {row.query_len} queries, blocks {list(table)}: "
+        f"{found.num_bad_rows} of {found.num_rows} (token, head) rows of {wrong.what} are wrong",
+        f"  worst at {index} (KV head {head // scene.case.ratio}): {found.actual:.6g}, float64 oracle {found.oracle:.6g}",
+        f"  max error {found.max_error:.2e}, limit {found.max_limit:.2e} (plain {scene.case.dtype} run: "
+        f"{found.baseline_max_error:.2e}); mean error {found.mean_error:.2e}, limit {found.mean_limit:.2e}",
+    ]
+    if wrong.what == "out":
+        expected = judge.expected.get(row.key)
+        if expected is not None:
+            lines.append(f"  {decoys.explain(scene, row, wrong.actual, expected)}")
+    return "\n".join(lines)
+
+
+def _count_case(case: ReadCase, verdict: Verdict) -> None:
+    verdict.counts[case.operation] += 1
+    tables = [row.table[: blocks_needed(row.context_len, case.block_size)] for row in case.rows]
+    if any(len(table) >= 3 and any(b != a + 1 for a, b in pairwise(table)) for table in tables):
+        verdict.counts[f"{case.operation} with 3 or more permuted blocks"] += 1
+    if (case.num_splits or 1) >= 2 and any(row.context_len >= 2 for row in case.rows):
+        verdict.counts[f"{case.operation} with 2 or more partitions"] += 1

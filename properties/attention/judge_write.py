@@ -1,0 +1,243 @@
+"""Judges store and copy calls bit for bit: the listed slots or blocks hold the exact bits, and no other
+byte changed.
+
+Letters: T tokens, B blocks, P block size, G KV heads, D head size, S slots (B * P), L layers.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paged_ref.layouts import Layout, unpack_keys, unpack_values
+from paged_ref.store import store as reference_store
+from properties.attention.buffers import Geometry, PoolMemory, allocate
+from properties.attention.cases import CopyCase, StoreCase
+from properties.attention.contents import DTYPES
+from properties.attention.execute import Fault, Refused, execute, protection
+from properties.attention.judge_read import FAULT_PROPERTY
+from properties.attention.target import AttentionTarget, Pool
+from properties.attention.verdict import Verdict
+
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """The same memory as integers, so that every NaN pattern and -0.0 compares by its bits."""
+    return tensor.view(BITS[tensor.element_size()])
+
+
+def _bit_pool(pool: Pool) -> Pool:
+    return Pool(bits_of(pool.key_cache), bits_of(pool.value_cache), pool.layout)
+
+
+def _geometry(case: StoreCase | CopyCase) -> Geometry:
+    return Geometry(
+        case.num_blocks,
+        case.block_size,
+        case.num_kv_heads,
+        case.head_size,
+        DTYPES[case.dtype],
+        Layout(case.layout),
+    )
+
+
+def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -> Verdict:
+    """Judges STORE-1, SLOT-3 and LAYOUT-1 on one store call into a pool of random bytes."""
+    verdict = Verdict()
+    verdict.counts["store"] += 1
+    memory = allocate(_geometry(case), case.pool_form, device, case.seed)
+    keys, values = _payload(case, device)
+    slots = torch.tensor(case.slots, dtype=torch.int64, device=device)
+    before = memory.snapshot()
+    writable = torch.zeros(case.num_blocks * case.block_size, dtype=torch.bool)
+    writable[[slot for slot in case.slots if slot >= 0]] = True
+    protected = protection(memory, None, writable.reshape(case.num_blocks, case.block_size), strict_reads=False)
+    store = target.store  # type: ignore[attr-defined]
+    result = execute(target, lambda: store(memory.pool, keys, values, slots), protected)
+    strided = case.query_form != "contiguous" or case.pool_form != "separate"
+    if isinstance(result, Refused) and strided:
+        verdict.counts["strided refused"] += 1
+        return verdict
+    where = f"store of {len(case.slots)} tokens to slots {list(case.slots)}, {_pool_text(case)}"
+    if isinstance(result, Fault | Refused):
+        property_id = "CRASH-1" if isinstance(result, Refused) else FAULT_PROPERTY[result.kind]
+        property_id = "STORE-1" if property_id in ("READ-2", "READ-3") else property_id
+        verdict.add(property_id, f"{where}\n{target.name} failed: {result.message}")
+        return verdict
+    after = memory.snapshot()
+    expected = _expected_store(memory, before, keys, values, slots)
+    if memory.changed_bytes(after):  # the memory holds what it should hold now: compare with what it held
+        verdict.add(*_explain_store(case, memory, (keys, values), (before, after, expected), where))
+    return verdict
+
+
+def _pool_text(case: StoreCase | CopyCase) -> str:
+    return (
+        f"{case.num_blocks} blocks of {case.block_size}, {case.num_kv_heads} KV heads of {case.head_size}, "
+        f"{case.dtype}, layout {case.layout}"
+    )
+
+
+def _payload(case: StoreCase, device: str) -> tuple[Tensor, Tensor]:
+    """Keys and values [T, G, D] of random bits (NaN payloads, subnormals and infinities among them)."""
+    generator = torch.Generator().manual_seed(case.seed + 7)
+    dtype, num_tokens, heads = DTYPES[case.dtype], len(case.slots), case.num_kv_heads
+    num_heads = 2 * heads + 1 if case.query_form == "fused" else heads
+    shape = (2, num_tokens, num_heads, case.head_size * dtype.itemsize)
+    random = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).view(dtype).to(device)
+    return random[0][:, -heads:], random[1][:, -heads:]
+
+
+def _expected_store(
+    memory: PoolMemory, before: Sequence[Tensor], keys: Tensor, values: Tensor, slots: Tensor
+) -> tuple[Tensor, ...]:
+    """Puts the memory back as it was, stores by the reference, and returns the bytes. Leaves the memory
+    so.
+    """
+    for part, old in zip(memory.watched, before, strict=True):
+        part.copy_(old)
+    pool = _bit_pool(memory.pool)
+    reference_store(bits_of(keys), bits_of(values), pool.key_cache, pool.value_cache, slots, layout=pool.layout)
+    return memory.snapshot()
+
+
+def _slots_SGD(pool: Pool) -> tuple[Tensor, Tensor]:
+    """Copies of keys and values by slot, as bits, on the CPU."""
+    bits = _bit_pool(pool)
+    keys, values = unpack_keys(bits.key_cache, pool.layout), unpack_values(bits.value_cache, pool.layout)
+    return keys.flatten(0, 1).cpu().clone(), values.flatten(0, 1).cpu().clone()
+
+
+def _explain_store(
+    case: StoreCase,
+    memory: PoolMemory,
+    payload: tuple[Tensor, Tensor],
+    bytes_: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]],
+    where: str,
+) -> tuple[str, str]:
+    """(property, message) for memory that differs from what it should be. `bytes_`: before, after,
+    expected.
+    """
+    views = []
+    for state in bytes_:
+        for part, old in zip(memory.watched, state, strict=True):
+            part.copy_(old)
+        views.append(_slots_SGD(memory.pool))
+    before, after, expected = views
+    lines, property_id = [where], "STORE-1"
+    for kind, which in (("key", 0), ("value", 1)):
+        tokens = bits_of(payload[which]).cpu()
+        wrong = (after[which] != expected[which]).flatten(1).any(1).nonzero().flatten().tolist()
+        for slot in wrong[:4]:
+            text, broken = _explain_slot(case, slot, after[which][slot], before[which][slot], tokens)
+            lines.append(
+                f"  slot {slot} (block {slot // case.block_size}, position {slot % case.block_size}), {kind}: {text}"
+            )
+            property_id = broken if property_id == "STORE-1" else property_id
+        if len(wrong) > 4:
+            lines.append(f"  and {len(wrong) - 4} more slots ({kind})")
+    if len(lines) == 1:
+        changed = sum(int((a != e).sum()) for a, e in zip(bytes_[1], bytes_[2], strict=True))
+        lines.append(f"  {changed} bytes outside the pool changed: a store went beyond the cache")
+    other = _other_layout(case, memory, bytes_[1], expected)
+    if other is not None:
+        return "LAYOUT-1", "\n".join([*lines, f"  the memory is right if it is read in the {other} layout"])
+    return property_id, "\n".join(lines)
+
+
+def _explain_slot(case: StoreCase, slot: int, actual: Tensor, before: Tensor, tokens: Tensor) -> tuple[str, str]:
+    """(what is wrong with one slot, the clause it breaks)."""
+    listed = slot in case.slots
+    if listed and torch.equal(actual, before):
+        return f"not written, though token {case.slots.index(slot)} goes there", "STORE-1"
+    for token, destination in enumerate(case.slots):
+        if destination != slot and torch.equal(actual, tokens[token]):
+            if destination == -1:
+                return f"holds token {token}, whose slot is -1 (padding, not to be written)", "SLOT-3"
+            return f"holds token {token}, which goes to slot {destination}", "STORE-1"
+    if -1 in case.slots and not listed:
+        return (
+            "changed, though no token goes there",
+            "SLOT-3" if slot == case.num_blocks * case.block_size - 1 else "STORE-1",
+        )
+    num_wrong = int((actual != tokens[case.slots.index(slot)]).sum()) if listed else actual.numel()
+    verb = "holds other bits than its token" if listed else "changed, though no token goes there"
+    return f"{verb} ({num_wrong} of {actual.numel()} elements)", "STORE-1"
+
+
+def _other_layout(
+    case: StoreCase, memory: PoolMemory, after: Sequence[Tensor], expected: tuple[Tensor, Tensor]
+) -> str | None:
+    """The layout in which the written memory would be right, if there is one (dense pools only)."""
+    if case.pool_form != "separate":
+        return None
+    for part, old in zip(memory.watched, after, strict=True):
+        part.copy_(old)
+    geometry = _geometry(case)
+    for layout in Layout:
+        if layout is geometry.layout:
+            continue
+        try:
+            shapes = Geometry(
+                geometry.num_blocks,
+                geometry.block_size,
+                geometry.num_kv_heads,
+                geometry.head_size,
+                geometry.dtype,
+                layout,
+            ).shapes()
+        except ValueError:  # this head size does not pack
+            continue
+        caches = (memory.pool.key_cache, memory.pool.value_cache)
+        views = [cache.reshape(-1).reshape(shape) for cache, shape in zip(caches, shapes, strict=True)]
+        keys, values = _slots_SGD(Pool(views[0], views[1], layout))
+        listed = [slot for slot in case.slots if slot >= 0]
+        if (
+            listed
+            and torch.equal(keys[listed], expected[0][listed])
+            and torch.equal(values[listed], expected[1][listed])
+        ):
+            return layout.value
+    return None
+
+
+def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> Verdict:
+    """Judges COW-2 on one block copy over several layers of random bytes; everything else must stay as it
+    was.
+    """
+    verdict = Verdict()
+    verdict.counts["copy_blocks"] += 1
+    layers = [allocate(_geometry(case), "separate", device, case.seed + 100 * i) for i in range(case.num_layers)]
+    before = [layer.snapshot() for layer in layers]
+    copy_blocks = target.copy_blocks  # type: ignore[attr-defined]
+    result = execute(target, lambda: copy_blocks([layer.pool for layer in layers], list(case.pairs)))
+    where = f"copy of blocks {list(case.pairs)} over {case.num_layers} layers, {_pool_text(case)}"
+    if isinstance(result, Fault | Refused):
+        verdict.add("CRASH-1", f"{where}\n{target.name} failed: {result.message}")
+        return verdict
+    lines = []
+    for index, (layer, old) in enumerate(zip(layers, before, strict=True)):
+        actual = _bit_pool(layer.pool)
+        actual_caches = (actual.key_cache.clone(), actual.value_cache.clone())
+        after = layer.snapshot()
+        for part, bytes_ in zip(layer.watched, old, strict=True):
+            part.copy_(bytes_)
+        for source, destination in case.pairs:
+            for cache in (actual.key_cache, actual.value_cache):
+                cache[destination] = cache[source]
+        if layer.changed_bytes(after):
+            lines += _explain_copy(case, index, actual, actual_caches)
+    if lines:
+        verdict.add("COW-2", "\n".join([where, *lines]))
+    return verdict
+
+
+def _explain_copy(case: CopyCase, layer: int, expected: Pool, actual: tuple[Tensor, Tensor]) -> list[str]:
+    lines = []
+    destinations = {destination for _, destination in case.pairs}
+    for kind, right, cache in zip(("keys", "values"), (expected.key_cache, expected.value_cache), actual, strict=True):
+        for block in (right != cache).flatten(1).any(1).nonzero().flatten().tolist():
+            what = "was not copied" if block in destinations else "changed, though it is no destination"
+            lines.append(f"  layer {layer}, {kind} of block {block}: {what}")
+    return lines or [f"  layer {layer}: bytes around the pool changed"]
