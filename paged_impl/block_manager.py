@@ -55,6 +55,8 @@ class BlockManager:
             _at_least("window", window, 1)
         elif num_sinks:
             raise ValueError(f"num_sinks={num_sinks} has no effect without a window: set window, or num_sinks=0")
+        if hash_fn is not None and not isinstance(hash_fn(b""), bytes):
+            raise ValueError(f"hash_fn returns {hash_fn(b'')!r}: it must turn bytes into bytes, like xxh64_digest")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.window = window

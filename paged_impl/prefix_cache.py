@@ -11,6 +11,7 @@ from collections.abc import Callable
 import xxhash
 
 HashFn = Callable[[bytes], bytes]
+"""Digest of any bytes. A bad one costs hits, never correctness."""
 Salt = str | bytes | int | None
 NO_BLOCK = -1
 

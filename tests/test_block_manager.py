@@ -935,6 +935,7 @@ def test_bytes_are_tokens_too():
         ({"num_host_blocks": -1}, "num_host_blocks=-1 is too small"),
         ({"window": 0}, "window=0 is too small"),
         ({"num_sinks": 1}, "num_sinks=1 has no effect without a window"),
+        ({"hash_fn": hash}, "hash_fn returns 0: it must turn bytes into bytes"),
     ],
 )
 def test_a_manager_refuses_impossible_sizes(options, message):
