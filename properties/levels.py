@@ -62,7 +62,7 @@ class LevelSpec:
     `promises` are judged only where declared. `applicable(capabilities, offers)` gives the clauses that a campaign must
     reach; `marks(capabilities, offers)` the states it must have seen. `closing` is the operation that ends a trace.
     `shrink` proposes smaller `(geometry, operations)`, the boldest first; `accepts(capabilities, geometry)` says whether a
-    target takes a geometry that was not drawn for it.
+    target takes a geometry that was not drawn for it. `why_illegal(state, operation)` says why an operation has no meaning.
     """
 
     level: Level
@@ -77,6 +77,7 @@ class LevelSpec:
     shrink: Callable[[Any, Sequence[Any]], Any]
     offered: Callable[[Any], frozenset[str]]
     accepts: Callable[[Any, Any], bool]
+    why_illegal: Callable[[Any, Any], str | None] | None = None
 
 
 def spec_of(level: Level) -> LevelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from properties.blocks.coverage import applicable, marks
 from properties.blocks.generate import OperationMaker, accepts, choose_geometry
+from properties.blocks.legality import why_illegal
 from properties.blocks.operations import BlocksOperation, Drain, Geometry
 from properties.blocks.referee import BlocksReferee
 from properties.blocks.shrink import shrink
@@ -23,4 +24,5 @@ SPEC = LevelSpec(
     shrink=shrink,
     offered=offered,
     accepts=accepts,
+    why_illegal=why_illegal,
 )
