@@ -7,6 +7,8 @@ is decoded, before it is written. Its engine computes every token of a prompt, h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 
 from properties.blocks.operations import Geometry
 from properties.protocol import Capabilities
@@ -16,6 +18,12 @@ VERSION = "0.1.1"
 INSTALL = f"pip install --no-deps --ignore-requires-python mini-vllm=={VERSION}"
 
 
+@cache
+def _source() -> ModuleType:
+    require("mini-vllm", VERSION, INSTALL)
+    return load_file("mini-vllm", "mini_vllm/block_manager.py")
+
+
 class OutOfMemory(Exception):
     """The manager has no block left, or its own check says so."""
 
@@ -23,13 +31,10 @@ class OutOfMemory(Exception):
 class MiniVllm(TableTarget):
     """`mini_vllm.block_manager.BlockSpaceManager` with its prefix cache."""
 
-    capabilities = Capabilities(
-        refusals=(OutOfMemory,), unknown_free="ignored", recomputes_hits=True, max_append=1
-    )
+    capabilities = Capabilities(refusals=(OutOfMemory,), unknown_free="ignored", recomputes_hits=True, max_append=1)
 
     def __init__(self) -> None:
-        require("mini-vllm", VERSION, INSTALL)
-        self.source = load_file("mini-vllm", "mini_vllm/block_manager.py")
+        self.source = _source()
 
     def open(self, config: Geometry) -> None:
         self.block_size = config.block_size

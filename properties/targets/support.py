@@ -70,7 +70,8 @@ def load_file(name: str, path: str, replace: Mapping[str, ModuleType] | None = N
         raise Unavailable(f"{name} {distribution(name).version} has no {path} (looked for {file})")
     module_name = f"_pagefault_{name}_{file.stem}".replace("-", "_").replace(".", "_")
     spec = importlib.util.spec_from_file_location(module_name, file)
-    assert spec is not None and spec.loader is not None  # a .py file always has both
+    if spec is None or spec.loader is None:
+        raise Unavailable(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     with _installed({**(replace or {}), module_name: module}):
         spec.loader.exec_module(module)
@@ -142,9 +143,7 @@ class _Stub:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._importing.over:
-            raise RuntimeError(
-                f"{self._name} is a stub that stood in while something was imported; it cannot run"
-            )
+            raise RuntimeError(f"{self._name} is a stub that stood in while something was imported; it cannot run")
         decorated = len(args) == 1 and not kwargs and isinstance(args[0], Callable | type)  # type: ignore[arg-type]
         return args[0] if decorated and not isinstance(args[0], _Stub) else self
 

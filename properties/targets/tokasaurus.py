@@ -7,7 +7,9 @@ admission on, and what was decoded enters the tree when the sequence ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import count
+from types import ModuleType
 
 from properties.blocks.operations import Geometry
 from properties.protocol import Capabilities
@@ -18,13 +20,18 @@ INSTALL = f"pip install --no-deps tokasaurus=={VERSION}"
 MONITORING = "tokasaurus.manager.monitoring"
 
 
+@cache
+def _source() -> ModuleType:
+    require("tokasaurus", VERSION, INSTALL)
+    timing = module(MONITORING, track_time_decorator=lambda *key: lambda function: function)
+    return load_file("tokasaurus", "tokasaurus/manager/allocator.py", {MONITORING: timing})
+
+
 class Tokasaurus(TableTarget):
     """`tokasaurus.manager.allocator.BlockAllocator`."""
 
     def __init__(self) -> None:
-        require("tokasaurus", VERSION, INSTALL)
-        timing = module(MONITORING, track_time_decorator=lambda *key: lambda function: function)
-        self.source = load_file("tokasaurus", "tokasaurus/manager/allocator.py", {MONITORING: timing})
+        self.source = _source()
         self.capabilities = Capabilities(
             refusals=(self.source.NoSpaceException,), unknown_free=None, promises=frozenset({"ALLOC-2P"})
         )
@@ -32,7 +39,7 @@ class Tokasaurus(TableTarget):
     def open(self, config: Geometry) -> None:
         self.block_size = config.block_size
         # ages by a counter: a wall clock gives ties, so that the same case would evict another block next time
-        self.source.time = module("time", time=count(1).__next__)
+        vars(self.source)["time"] = module("time", time=count(1).__next__)
         self.allocator = self.source.BlockAllocator(config.num_blocks, config.block_size)
         self.tables: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
