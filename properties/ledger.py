@@ -33,9 +33,11 @@ class Ledger:
         self.entries = entries
         self.matches: dict[Entry, int] = dict.fromkeys(entries, 0)
 
-    def find(self, target: str, property: str, fingerprint: str) -> Entry | None:
-        """The entry for that finding; it is counted."""
+    def find(self, target: str, property: str, fingerprint: str, version: str | None = None) -> Entry | None:
+        """The entry for that finding; it is counted. In a version that the entry does not name, the finding is new."""
         for entry in self.entries:
+            if version is not None and version not in entry.versions:
+                continue
             if entry.target == target and entry.property == property and fingerprint in entry.fingerprints:
                 self.matches[entry] += 1
                 return entry
