@@ -1,0 +1,504 @@
+"""A campaign: the supervisor gives slices of cases to workers, outlives them, and turns what broke into findings.
+
+It never imports a target. A death or a hang of a worker becomes a case from that worker's journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fuzz import corpus, journal, messages
+from fuzz.child import READY_LIMIT_S, Child
+from fuzz.examiners import Examiners
+from fuzz.evidence import KEEPS_STATE, Evidence, Suspect
+from fuzz.folder import DiskError, Folder
+from fuzz.jobs import crash_message
+from fuzz.loop import safe_name
+from fuzz.tally import Tally
+from fuzz.versions import version_under_test
+from properties.case import Case, encode, fingerprint, read, write
+from properties.contract import UsageError
+from properties.ledger import Entry, Ledger
+from properties.levels import spec_of
+from properties.report import explain
+
+SLICE_S = 1.0
+"""Seconds of a slice: how soon one worker hears what another has found."""
+CORPUS_SHARE = 0.1
+"""Share of the time that saved traces may take before new ones are drawn."""
+FINISH_S = 120.0
+"""Seconds that first findings may still be confirmed and minimised after the time is up."""
+TICK_S = 0.1
+STATUS_EVERY_S = 1.0
+MOST_DEATHS = 50
+"""Deaths in a row without a finished case after which a target is given up."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a campaign was asked to do. `seconds` or `cases` (of each target) ends it, whichever comes first."""
+
+    targets: tuple[str, ...]
+    chosen: bool
+    seconds: float | None
+    cases: int | None
+    workers: int
+    device: str
+    seed: int
+    fail_fast: bool
+    limit_s: float
+
+
+@dataclass
+class Finding:
+    """A confirmed (or flaky) case on file. `known` is its entry in the ledger."""
+
+    path: Path
+    case: Case
+    fingerprint: str
+    known: Entry | None = None
+    times: int = 1
+
+
+@dataclass
+class TargetRun:
+    """One target of a campaign. `state` is "new", "running", "done", "skipped", "adapter" or "failed"."""
+
+    name: str
+    tally: Tally = field(default_factory=Tally)
+    state: str = "new"
+    reason: str = ""
+    ready: messages.Ready | None = None
+    tolerate: set[str] = field(default_factory=set)
+    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    rerun: bool = False
+    limit_s: float = 10.0
+    deaths: int = 0
+    constructor_deaths: int = 0
+
+    @property
+    def going(self) -> bool:
+        """Whether there may be more to do."""
+        return self.state in ("new", "running")
+
+
+@dataclass
+class Worker:
+    """A child process and what it is doing. `busy` is the range it was given."""
+
+    child: Child
+    run: TargetRun
+    slot: int
+    journal: Path
+    busy: tuple[int, int] | None = None
+    reruns: bool = False
+    next: int = 0
+
+
+class Campaign:
+    """Runs until its time is up, its cases are done, or it is stopped. `tell` takes lines for the user."""
+
+    def __init__(self, options: Options, folder: Folder, ledger: Ledger, tell: Callable[[str], None]) -> None:
+        self.options, self.folder, self.ledger, self.tell = options, folder, ledger, tell
+        self.runs = {name: TargetRun(name, limit_s=options.limit_s) for name in options.targets}
+        self.workers: dict[tuple[int, str], Worker] = {}
+        self.turn: dict[int, int] = {}
+        self.examiners = Examiners(options.device, options.limit_s)
+        self.selector = selectors.DefaultSelector()
+        self.before_s = 0.0
+        self.stopping = ""
+        self.internal = ""
+        self.disk: DiskError | None = None
+        self.started = time.monotonic()
+        self.last_new_s = 0.0
+        self._status_at = 0.0
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this run began."""
+        return time.monotonic() - self.started
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time is up."""
+        return float("inf") if self.options.seconds is None else self.options.seconds - self.elapsed_s
+
+    def stop(self, why: str) -> None:
+        """End the campaign soon, in order."""
+        self.stopping = self.stopping or why
+
+    # ---- the whole -------------------------------------------------------------------------------------------------
+
+    def run(self, watch: Callable[[Campaign], None] = lambda campaign: None) -> None:
+        """Run to the end. `watch` is called about ten times a second. Raises `UsageError` where no target can run."""
+        try:
+            self.folder.event("started", targets=list(self.runs), seed=self.options.seed)
+            self._resume_pending()
+            while not self._over():
+                self._step()
+                watch(self)
+            self._await_slices()
+            self._end_workers()
+            self._finish(watch)
+        except DiskError as error:
+            self.disk = error
+        finally:
+            self._end_workers()
+            self.examiners.close()
+            self.selector.close()
+            with contextlib.suppress(DiskError):
+                self._save()
+                self.folder.event("finished", stopped=self.stopping, elapsed_s=round(self.elapsed_s, 1))
+
+    def _over(self) -> bool:
+        if self.stopping or self.left_s <= 0 or not any(run.going for run in self.runs.values()):
+            return True
+        return self.disk is not None
+
+    def _step(self) -> None:
+        for slot in range(self.options.workers):
+            self._occupy(slot)
+        for key, _ in self.selector.select(TICK_S):
+            self._hear(key.data)
+        for worker in list(self.workers.values()):
+            self._watch_over(worker)
+        self._collect()
+        if time.monotonic() >= self._status_at:
+            self._save()
+
+    # ---- workers ---------------------------------------------------------------------------------------------------
+
+    def _occupy(self, slot: int) -> None:
+        """Give a slot something to do: its targets take turns."""
+        if any(worker.slot == slot and worker.busy is not None for worker in self.workers.values()):
+            return
+        names = list(self.runs)
+        mine = names[slot :: self.options.workers] or [names[slot % len(names)]]
+        for offset in range(len(mine)):
+            turn = (self.turn.get(slot, 0) + offset) % len(mine)
+            run = self.runs[mine[turn]]
+            if run.going and self._give(slot, run):
+                self.turn[slot] = turn + 1
+                return
+
+    def _give(self, slot: int, run: TargetRun) -> bool:
+        worker = self.workers.get((slot, run.name))
+        if worker is None:
+            self._start(slot, run)
+            return True
+        assert worker.child.ready is not None  # an idle worker has said so
+        if not run.rerun:
+            run.rerun = True
+            self._send_rerun(worker)
+            return True
+        cases = run.tally.take(self.options.cases)
+        if cases is None:
+            if not any(other.run is run and other.busy for other in self.workers.values()):
+                run.state = "done"
+            return False
+        worker.busy, worker.next, worker.reruns = cases, cases[0], False
+        seconds = max(0.05, min(SLICE_S, self.left_s))
+        worker.child.send(
+            messages.Slice(first=cases[0], stop=cases[1], seconds=seconds, **self._known_breaks(run))
+        )
+        return True
+
+    def _known_breaks(self, run: TargetRun) -> dict[str, Any]:
+        return {"tolerate": tuple(sorted(run.tolerate)), "seen": dict(run.tally.broken)}
+
+    def _send_rerun(self, worker: Worker) -> None:
+        paths = tuple(str(path) for path in corpus.saved(self.folder.corpus(worker.run.name)))
+        worker.busy, worker.next, worker.reruns = (0, 0), 0, True
+        limit = self.options.seconds or 600.0
+        seconds = max(1.0, CORPUS_SHARE * limit / len(self.runs))
+        worker.child.send(messages.Rerun(paths=paths, seconds=seconds, **self._known_breaks(worker.run)))
+
+    def _start(self, slot: int, run: TargetRun) -> None:
+        path = self.folder.journal(run.name, slot)
+        arguments = ["--campaign", str(self.folder.path), "--journal", str(path)]
+        arguments += ["--corpus", str(self.folder.corpus(run.name)), "--seed", str(self.options.seed)]
+        worker = Worker(Child(run.name, self.options.device, arguments), run, slot, path, busy=(0, 0))
+        self.workers[slot, run.name] = worker
+        self.selector.register(worker.child, selectors.EVENT_READ, worker)
+
+    def _drop(self, worker: Worker) -> None:
+        if self.workers.pop((worker.slot, worker.run.name), None) is not None:
+            self.selector.unregister(worker.child)
+            worker.child.stop()
+
+    def _await_slices(self) -> None:
+        """The last slices end with the campaign's time; their counts are worth half a second."""
+        stop = time.monotonic() + 0.5
+        while not self.stopping and time.monotonic() < stop and any(w.busy for w in self.workers.values()):
+            for key, _ in self.selector.select(TICK_S):
+                self._hear(key.data)
+
+    def _end_workers(self) -> None:
+        for worker in list(self.workers.values()):
+            self._hear(worker)
+            if worker.busy and not worker.reruns:
+                worker.run.tally.give_back(max(worker.next, worker.busy[0]), worker.busy[1])
+            self._drop(worker)
+
+    def _hear(self, worker: Worker) -> None:
+        for reply in worker.child.replies():
+            if isinstance(reply, messages.Counts):
+                self._counts(worker, reply)
+            elif isinstance(reply, messages.Ready):
+                worker.run.ready, worker.run.state, worker.busy = reply, "running", None
+            elif isinstance(reply, messages.Found):
+                self._found(worker.run, reply)
+            elif isinstance(reply, messages.Broken):
+                self._adapter(worker, reply)
+            elif isinstance(reply, messages.Unusable):
+                self._unusable(worker, reply)
+
+    def _counts(self, worker: Worker, counts: messages.Counts) -> None:
+        run = worker.run
+        run.tally.add(counts)
+        run.tolerate |= counts.broken.keys()
+        if counts.cases:
+            run.deaths = 0
+        if not worker.reruns:
+            worker.next = counts.next
+        if counts.finished and worker.busy is not None:
+            if not worker.reruns:
+                run.tally.give_back(counts.next, worker.busy[1])
+            worker.busy = None
+
+    def _unusable(self, worker: Worker, reply: messages.Unusable) -> None:
+        run = worker.run
+        states = {"unavailable": "skipped", "adapter": "adapter"}
+        self._drop(worker)
+        if reply.why == "disk":
+            raise DiskError(self.folder.path, OSError(0, reply.message))
+        if reply.why == "usage" or (reply.why == "unavailable" and self.options.chosen):
+            raise UsageError(reply.message)
+        run.state, run.reason = states.get(reply.why, "failed"), reply.message
+        if reply.why == "internal":
+            self.internal = reply.message
+        self.folder.event("target-" + run.state, target=run.name, reason=reply.message)
+        self.tell(f"{run.name} is {'skipped' if run.state == 'skipped' else 'given up'}: {reply.message}")
+
+    def _adapter(self, worker: Worker, reply: messages.Broken) -> None:
+        run = worker.run
+        run.state, run.reason = "adapter", f"{reply.problem}. Remedy: {reply.remedy}"
+        self.folder.event("adapter", target=run.name, problem=reply.problem, remedy=reply.remedy, trace=reply.trace)
+        self.tell(f"ADAPTER {run.name}: {run.reason}")
+        for other in [other for other in self.workers.values() if other.run is run]:
+            self._drop(other)
+
+    # ---- deaths and hangs ------------------------------------------------------------------------------------------
+
+    def _watch_over(self, worker: Worker) -> None:
+        if (worker.slot, worker.run.name) not in self.workers:
+            return
+        how = worker.child.poll()
+        if how is not None:
+            self._hear(worker)  # its last words first
+            if (worker.slot, worker.run.name) in self.workers:
+                self._dead(worker, how or "the process ended by itself", -(worker.child.process.returncode or 0))
+        elif worker.child.ready is None:
+            if time.monotonic() - worker.child.started > READY_LIMIT_S:
+                self._dead(worker, f"it was not ready within {READY_LIMIT_S:g} s", 0)
+        elif worker.busy is not None and worker.child.silent_s(worker.journal) > worker.run.limit_s:
+            self._dead(worker, f"it did not return within {worker.run.limit_s:g} s", 0)
+
+    def _dead(self, worker: Worker, how: str, signal: int) -> None:
+        run, words = worker.run, worker.child.last_words()
+        ready = worker.child.ready is not None
+        self._drop(worker)
+        run.tally.restarts += 1
+        run.deaths += 1
+        self.folder.event("worker-died", target=run.name, how=how, output=words[-1000:])
+        if not ready or run.deaths > MOST_DEATHS:
+            run.state = "adapter" if ready else "failed"
+            run.reason = f"{how}{' while it was imported' * (not ready)}, {run.deaths} times in a row. Mend it first"
+            self.tell(f"{run.name} is given up: {run.reason} Its last output: {words[-300:] or 'none'}")
+            return
+        tail = journal.read(worker.journal, spec_of(run.ready.level)) if run.ready else None  # type: ignore[arg-type]
+        if worker.busy and not worker.reruns:
+            index = tail.head.index if tail else worker.next
+            run.tally.give_back(max(index + 1, worker.next), worker.busy[1])
+        if tail is None:
+            return
+        if tail.geometry is None:
+            self._constructor_died(run, how)
+        else:
+            self._suspect_death(run, tail, how, signal)
+
+    def _constructor_died(self, run: TargetRun, how: str) -> None:
+        run.constructor_deaths += 1
+        if run.constructor_deaths < 3:
+            return  # once may be the system's doing
+        run.state, run.reason = "adapter", f"making the adapter: {how}. Remedy: its constructor must return"
+        self.tell(f"ADAPTER {run.name}: {run.reason}")
+
+    def _suspect_death(self, run: TargetRun, tail: journal.Tail, how: str, signal: int) -> None:
+        id = "CRASH-2"
+        occurrence = run.tally.broken.get(id, 0) + 1
+        run.tally.broken[id] = occurrence
+        if occurrence & (occurrence - 1):
+            return
+        assert run.ready is not None
+        case = Case(
+            level=run.ready.level,  # type: ignore[arg-type]
+            target=run.name,
+            property=id,
+            message=crash_message(tail.operations, how),
+            geometry=tail.geometry,
+            operations=tail.operations,
+            seed=tail.head.seed,
+            versions=run.ready.versions,
+        )
+        path = self.folder.path / "pending" / f"{safe_name(run.name)}-{id}-{occurrence}.json"
+        self.folder.write_bytes(path, encode(case))
+        self._examine(Suspect(run.name, path, id, occurrence, death=how, signal=signal))
+
+    # ---- findings --------------------------------------------------------------------------------------------------
+
+    def _found(self, run: TargetRun, found: messages.Found) -> None:
+        run.tolerate.add(found.property)
+        self._examine(Suspect(run.name, Path(found.path), found.property, found.occurrence, found.preceding))
+
+    def _examine(self, suspect: Suspect) -> None:
+        self.folder.event(
+            "broken", target=suspect.target, property=suspect.property, occurrence=suspect.occurrence, path=str(suspect.path)
+        )
+        self.examiners.add(suspect, self.elapsed_s)
+
+    def _resume_pending(self) -> None:
+        for path in sorted((self.folder.path / "pending").glob("*.json")):
+            with contextlib.suppress(UsageError):
+                case = read(path)
+                if case.target in self.runs:
+                    self.examiners.add(Suspect(case.target, path, case.property, 1), self.elapsed_s)
+
+    def _collect(self) -> None:
+        for evidence in self.examiners.done(self.elapsed_s):
+            self._file(evidence)
+
+    def _file(self, evidence: Evidence) -> None:
+        run, suspect = self.runs[evidence.suspect.target], evidence.suspect
+        case, id = evidence.case, evidence.suspect.property
+        if case is None:
+            self.folder.event("unreadable", target=run.name, path=str(suspect.path), detail=evidence.detail)
+            return
+        if evidence.how == "finding":
+            self._keep(run, case)
+        elif evidence.how == "leaks":
+            run.state, run.reason = "adapter", f"{id}: {evidence.detail}. Remedy: {KEEPS_STATE}"
+            self.folder.event("adapter", target=run.name, problem=evidence.detail, remedy=KEEPS_STATE)
+            self.tell(f"ADAPTER {run.name}: {run.reason}")
+        elif evidence.how == "error":
+            self.folder.event("not-examined", target=run.name, property=id, detail=evidence.detail)
+            self._keep(run, _flaky(case, f"it could not be confirmed: {evidence.detail}"))
+        elif suspect.death and evidence.how == "gone" and suspect.signal in _OUTSIDE:
+            self.folder.event("not-reproduced", target=run.name, death=suspect.death)
+        else:
+            self._keep(run, _flaky(case, evidence.detail))
+        suspect.path.unlink(missing_ok=True)
+
+    def _keep(self, run: TargetRun, case: Case) -> None:
+        print_ = fingerprint(case)
+        key = (case.property, print_)
+        if key in run.findings:
+            run.findings[key].times += 1
+            return
+        known = None if case.flaky else self.ledger.find(run.name, case.property, print_, _version(run, case))
+        path = self.folder.finding(run.name, case.property, print_)
+        try:
+            self.folder.write_bytes(path, encode(case))
+        except DiskError:
+            self.tell(f"this case could not be saved; it is here whole:\n{encode(case).decode()}")
+            raise
+        finding = run.findings[key] = Finding(path, case, print_, known)
+        self._save_to_corpus(run, case, print_)
+        kind = "known" if known else "flaky" if case.flaky else "finding"
+        self.folder.event(kind, target=run.name, property=case.property, fingerprint=print_, path=str(path))
+        self._announce(run, finding, kind)
+        if case.property == "CRASH-2":
+            run.limit_s = min(run.limit_s, max(1.0, self.options.limit_s / 5))  # later hangs cost less time
+        if kind == "finding":
+            self.last_new_s = self.elapsed_s
+            if self.options.fail_fast:
+                self.stop("--fail-fast")
+
+    def _announce(self, run: TargetRun, finding: Finding, kind: str) -> None:
+        case = finding.case
+        steps = f"{len(case.operations)} step{'s' * (len(case.operations) != 1)}"
+        words = {"known": "known", "flaky": "FLAKY", "finding": "FOUND"}[kind]
+        self.tell(f"{words} {run.name} {case.property} in {steps}: {finding.path}")
+
+    def _save_to_corpus(self, run: TargetRun, case: Case, print_: str) -> None:
+        with contextlib.suppress(OSError):  # a convenience: the finding itself is on file
+            write(case, self.folder.corpus(run.name) / f"{case.property}-{print_}.json")
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, watch: Callable[[Campaign], None]) -> None:
+        """First findings are confirmed and minimised even when the time is up; not when the user stopped the run."""
+        stop = time.monotonic() + (0.0 if self.stopping else FINISH_S)
+        self.examiners.drop_later()
+        while self.examiners.busy and time.monotonic() < stop and not self.stopping:
+            self._collect()
+            watch(self)
+            time.sleep(TICK_S)
+        self._collect()
+
+    def _save(self) -> None:
+        self._status_at = time.monotonic() + STATUS_EVERY_S
+        state = {name: run.tally for name, run in self.runs.items()}
+        self.folder.write("state.json", {"elapsed_s": self.before_s + self.elapsed_s, "targets": state})
+        self.folder.write("status.json", self.status())
+
+    def status(self) -> dict[str, Any]:
+        """The plain status file: what a person or a script wants to know from outside."""
+        return {
+            "elapsed_s": round(self.before_s + self.elapsed_s, 1),
+            "since_last_new_finding_s": round(self.elapsed_s - self.last_new_s, 1),
+            "to_confirm": self.examiners.waiting,
+            "targets": {
+                run.name: {
+                    "state": run.state,
+                    "reason": run.reason,
+                    "cases": run.tally.cases,
+                    "operations": run.tally.operations,
+                    "operations_per_s": round(run.tally.per_second),
+                    "succeeded": round(run.tally.succeeded, 3),
+                    "restarts": run.tally.restarts,
+                    "new": sum(f.known is None for f in run.findings.values()),
+                    "known": sum(f.known is not None for f in run.findings.values()),
+                }
+                for run in self.runs.values()
+            },
+        }
+
+
+_OUTSIDE = (0, 9, 15)
+"""A hang that does not come back (a machine that was busy or asleep), SIGKILL, SIGTERM: not the target's doing."""
+
+
+def _flaky(case: Case, detail: str) -> Case:
+    hint = "does the target, or its adapter, keep state between cases, or depend on time or randomness?"
+    fields = {**msgspec.structs.asdict(case), "flaky": True, "message": f"{case.message} FLAKY: {detail}; {hint}"}
+    return Case(**fields)
+
+
+def _version(run: TargetRun, case: Case) -> str:
+    return version_under_test(run.name, case.versions)
+
+
+def text_of(finding: Finding) -> str:
+    """A finding in words, with the command that replays it."""
+    return explain(finding.case, replay=f"pagefault repro {finding.path}")

@@ -1,0 +1,1 @@
+"""The commands of `pagefault`, a file each. `fuzz.cli` lists them."""

@@ -1,0 +1,104 @@
+"""From a broken clause to evidence: confirm it in a fresh process, minimise it, judge the result once more."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz import child, messages
+from properties.case import Case, decode, encode, read
+from properties.contract import UsageError
+
+ANSWER_S = 60.0
+"""Seconds beyond its own limits after which a job's process is given up."""
+KEEPS_STATE = (
+    "state is kept between cases: build a new implementation in open(), and reset its class-level globals there"
+)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A case that broke a clause in a worker, saved at `path`. `death` says that its process died or hung."""
+
+    target: str
+    path: Path
+    property: str
+    occurrence: int
+    preceding: tuple[tuple[int, int], ...] = ()
+    death: str = ""
+    signal: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first of its clause."""
+        return self.occurrence == 1
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What became of a suspect: "finding", "flaky", "leaks", "gone" or "error" (`detail` says why)."""
+
+    suspect: Suspect
+    how: str
+    case: Case | None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def examine(suspect: Suspect, device: str, limit_s: float, seconds: float) -> Evidence:
+    """Confirm and minimise a suspect; minimising takes at most about `seconds`. Never fails."""
+    started = time.monotonic()
+    case = None
+    try:
+        case = read(suspect.path)
+        how, case, detail = _examine(suspect, case, device, limit_s, seconds)
+    except Exception as error:  # in a thread: whatever it is must reach the user, with the case
+        how, detail = "error", f"{type(error).__name__}: {error}"
+    return Evidence(suspect, how, case, detail, time.monotonic() - started)
+
+
+def _examine(suspect: Suspect, case: Case, device: str, limit_s: float, seconds: float) -> tuple[str, Case, str]:
+    worker = child.start(suspect.target, device)
+    try:
+        command = messages.Confirm(case=encode(case).decode(), limit_s=limit_s, preceding=suspect.preceding)
+        confirmed = child.ask(worker, command, ANSWER_S + 6 * limit_s * max(1, len(suspect.preceding)))
+        if not isinstance(confirmed, messages.Confirmed):
+            return "error", case, f"unexpected answer {confirmed}"
+        if confirmed.how != "failed":
+            return confirmed.how, case, confirmed.detail
+        return _minimise(worker, case, limit_s, seconds)
+    finally:
+        worker.stop()
+
+
+def _minimise(worker: child.Child, case: Case, limit_s: float, seconds: float) -> tuple[str, Case, str]:
+    """The smallest case that still fails in a fresh process: tried together first, then each candidate by itself."""
+    for isolated in (False, True):
+        text = encode(case).decode()
+        command = messages.Minimise(case=text, limit_s=limit_s, seconds=seconds, isolated=isolated)
+        try:
+            reply = child.ask(worker, command, ANSWER_S + seconds + 6 * limit_s)
+        except child.Ended:
+            break
+        if isinstance(reply, messages.Smaller):
+            smaller = decode(reply.case.encode())
+            if reply.held or isolated:
+                return "finding", smaller, ""
+    return "finding", case, "it could not be made smaller"
+
+
+def minimised(case: Case, device: str, limit_s: float, seconds: float) -> Case:
+    """A smaller case. Raises `UsageError` where the case does not fail here."""
+    worker = child.start(case.target, device)
+    try:
+        command = messages.Confirm(case=encode(case).decode(), limit_s=limit_s)
+        confirmed = child.ask(worker, command, ANSWER_S + 6 * limit_s)
+        if isinstance(confirmed, messages.Confirmed) and confirmed.how == "failed":
+            return _minimise(worker, case, limit_s, seconds)[1]
+        what = getattr(confirmed, "detail", None) or getattr(confirmed, "message", "")
+        raise UsageError(f"the case does not break {case.property} on {case.target} here ({what}): nothing to minimise")
+    except child.Ended as how:
+        raise UsageError(f"{case.target}: {how}") from None
+    finally:
+        worker.stop()

@@ -1,0 +1,35 @@
+"""Planted faults: variants of our own implementation, each with one bug known from the field.
+
+They are the negative controls: for every clause there is a fault that it catches, or the clause could not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from properties.contract import Level
+from properties.targets import Target
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault: the clause that must catch it, where the field had it, and what makes the broken target."""
+
+    id: str
+    catches: str
+    level: Level
+    source: str
+    make: Callable[[], Any]
+
+    def target(self) -> Target:
+        """The broken variant, as a target of its own name."""
+        return Target(f"fault:{self.id}", self.level, self.make)
+
+
+def all_faults() -> dict[str, Fault]:
+    """Every planted fault by its id."""
+    from fuzz.faults.blocks import FAULTS
+
+    return {fault.id: fault for fault in FAULTS}

@@ -1,0 +1,121 @@
+"""The folder of a campaign: findings, events, status, journals, what is still to be confirmed.
+
+    campaign.json   what was asked for          findings/   confirmed and minimised cases
+    state.json      counters, to resume from    pending/    cases that are not confirmed yet
+    status.json     plain status, every second  journal/    what each worker is doing now
+    events.jsonl    one line an event           corpus/     traces that the next campaign starts from
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fuzz.loop import safe_name
+from properties.case import write_atomically
+from properties.contract import UsageError
+
+ROOT = Path("pagefault-out")
+"""Where campaigns go that were given no folder."""
+_PARTS = ("findings", "pending", "journal")
+
+
+class DiskError(Exception):
+    """The campaign's folder cannot be written. `str()` is one line with the remedy."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"cannot write {path}: {error.strerror or error}. Make room or give --out DIR on another disk; what was found "
+            f"so far is kept, and --resume goes on with it"
+        )
+
+
+class Folder:
+    """A campaign's folder, locked while the campaign runs."""
+
+    def __init__(self, path: Path, corpus: Path) -> None:
+        self.path, self.corpus_root = path, corpus
+        self._lock: int | None = None
+
+    def create(self, *, resume: bool) -> None:
+        """Make what is missing and take the lock. Raises `UsageError`."""
+        if not resume and (self.path / "campaign.json").exists():
+            raise UsageError(f"{self.path} holds a campaign already: continue it with --resume, or give another --out")
+        try:
+            for part in _PARTS:
+                (self.path / part).mkdir(parents=True, exist_ok=True)
+            self.corpus_root.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UsageError(f"--out {self.path} cannot be written: {reason}. Give a folder that you may write") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{self.path} is in use by another campaign: wait for it, or give another --out") from None
+
+    def corpus(self, target: str) -> Path:
+        """Where a target's saved traces are."""
+        path = self.corpus_root / safe_name(target)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def journal(self, target: str, slot: int) -> Path:
+        """The journal of one worker."""
+        return self.path / "journal" / f"{safe_name(target)}-{slot}.jsonl"
+
+    def finding(self, target: str, property: str, fingerprint: str) -> Path:
+        """Where a finding's case lies."""
+        return self.path / "findings" / f"{safe_name(target)}-{property}-{fingerprint}.json"
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a file of the campaign, whole or not at all. Raises `DiskError`."""
+        self.write_bytes(self.path / name, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+    def write_bytes(self, path: Path, data: bytes) -> None:
+        """Write a file, whole or not at all. Raises `DiskError`."""
+        try:
+            write_atomically(path, data)
+        except OSError as error:
+            raise DiskError(path, error) from None
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append a line to the events. Raises `DiskError`."""
+        record = {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "event": kind, **fields}
+        path = self.path / "events.jsonl"
+        try:
+            with path.open("ab", buffering=0) as file:
+                file.write(msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            raise DiskError(path, error) from None
+
+    def read(self, name: str, kind: Any) -> Any:
+        """Read a file of the campaign. Raises `UsageError`."""
+        path = self.path / name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except OSError:
+            raise UsageError(f"--resume {self.path}: there is no {name}, so it is no campaign: give its folder") from None
+        except msgspec.DecodeError as error:
+            raise UsageError(f"--resume {self.path}: {name} cannot be read ({error}): start a new campaign") from None
+
+    def link_latest(self) -> None:
+        """`latest` beside the campaign points at it, where the file system has links."""
+        link = self.path.parent / "latest"
+        with contextlib.suppress(OSError):
+            if link.is_symlink() or not link.exists():
+                beside = link.with_name(f".latest.{os.getpid()}")
+                beside.symlink_to(self.path.name)
+                beside.replace(link)
+
+
+def default_path(targets: list[str]) -> Path:
+    """`pagefault-out/<targets>-<date>-<time>`."""
+    names = "+".join(safe_name(target) for target in targets)[:80]
+    return ROOT / f"{names}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,0 +1,123 @@
+"""What a campaign amounts to: is each target's verdict one, and which exit status follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fuzz.campaign import Campaign, Finding, TargetRun
+from fuzz.values import plain_seconds
+
+LEAST_JUDGED = 1000
+"""Times that each applicable clause must have been judged in a run of `FULL_RUN_S`; shorter runs in proportion."""
+FULL_RUN_S = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one target. `unreached` are sentences: clauses judged too rarely, states never seen."""
+
+    run: TargetRun
+    new: list[Finding]
+    known: list[Finding]
+    unreached: list[str]
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing new, 1 findings, 2 no verdict."""
+        if self.run.state in ("adapter", "failed"):
+            return 2
+        if self.new:
+            return 1
+        return 2 if self.unreached else 0
+
+
+def least_judged(busy_s: float) -> int:
+    """How often each applicable clause must have been judged in that many seconds of work.
+
+    >>> least_judged(600), least_judged(60), least_judged(0.1)
+    (1000, 100, 1)
+    """
+    return max(1, int(LEAST_JUDGED * min(1.0, busy_s / FULL_RUN_S)))
+
+
+def outcome_of(run: TargetRun) -> Outcome:
+    """Judge one target's part of a campaign."""
+    findings = sorted(run.findings.values(), key=lambda finding: (finding.case.property, finding.fingerprint))
+    new = [finding for finding in findings if finding.known is None]
+    known = [finding for finding in findings if finding.known is not None]
+    return Outcome(run, new, known, _unreached(run) if run.state in ("running", "done", "new") else [])
+
+
+def _unreached(run: TargetRun) -> list[str]:
+    if run.ready is None:
+        return ["it was never ready: give it more time"]
+    least = least_judged(run.tally.busy_s)
+    judged = run.tally.judged
+    rare = [f"{id} ({judged.get(id, 0)} times)" for id in run.ready.applicable if judged.get(id, 0) < least]
+    never = [mark for mark in run.ready.marks if not run.tally.marks.get(mark)]
+    lines = []
+    if rare:
+        lines.append(f"judged fewer than {least} times in {plain_seconds(run.tally.busy_s)}: " + ", ".join(rare))
+    if never:
+        lines.append("never reached: " + ", ".join(never))
+    return lines
+
+
+def exit_code(campaign: Campaign) -> int:
+    """0 no new finding, 1 findings, 2 an error, a broken adapter, or a verdict that reached nothing."""
+    if campaign.disk is not None or campaign.internal:
+        return 2
+    judged = [outcome_of(run) for run in campaign.runs.values() if run.state != "skipped"]
+    codes = [outcome.exit_code for outcome in judged]
+    if any(outcome.run.state in ("adapter", "failed") for outcome in judged):
+        return 2
+    if 1 in codes or campaign.examiners.waiting:
+        return 1
+    return max(codes, default=2)
+
+
+def as_json(campaign: Campaign) -> dict[str, Any]:
+    """The whole outcome for `--json`."""
+    return {
+        "exit_code": exit_code(campaign),
+        "folder": str(campaign.folder.path),
+        "seed": campaign.options.seed,
+        "elapsed_s": round(campaign.before_s + campaign.elapsed_s, 2),
+        "stopped": campaign.stopping,
+        "error": str(campaign.disk or campaign.internal or ""),
+        "unconfirmed": campaign.examiners.waiting,
+        "targets": {run.name: _target_json(outcome_of(run)) for run in campaign.runs.values()},
+    }
+
+
+def _target_json(outcome: Outcome) -> dict[str, Any]:
+    run, tally = outcome.run, outcome.run.tally
+    return {
+        "state": run.state,
+        "reason": run.reason,
+        "versions": run.ready.versions if run.ready else {},
+        "cases": tally.cases,
+        "operations": tally.operations,
+        "operations_per_s": round(tally.per_second, 1),
+        "succeeded": round(tally.succeeded, 4),
+        "restarts": tally.restarts,
+        "judged": {id: tally.judged.get(id, 0) for id in (run.ready.applicable if run.ready else ())},
+        "marks": {mark: tally.marks.get(mark, 0) for mark in (run.ready.marks if run.ready else ())},
+        "unreached": outcome.unreached,
+        "findings": [_finding_json(finding) for finding in (*outcome.new, *outcome.known)],
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    case = finding.case
+    return {
+        "property": case.property,
+        "fingerprint": finding.fingerprint,
+        "known": finding.known.tracker if finding.known else None,
+        "flaky": case.flaky,
+        "steps": len(case.operations),
+        "message": case.message,
+        "path": str(finding.path),
+        "replay": f"pagefault repro {finding.path}",
+    }

@@ -1,0 +1,47 @@
+"""What every command shares: how it prints, as text or as JSON, and how it fails in one clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from properties.contract import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
+
+
+def emit(value: Any, *, as_json: bool, text: str) -> None:
+    """Print a result: JSON or text, on standard output."""
+    print(json.dumps(value, indent=1, ensure_ascii=False) if as_json else text)
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def fail(message: str, *, as_json: bool) -> None:
+    """One line that says what is wrong and what to do; as JSON as well where that was asked for. Does not exit."""
+    line = " ".join(message.split())
+    if as_json:
+        print(json.dumps({"error": line, "exit_code": 2}))
+    note(f"pagefault: {line}")
+
+
+def read_text(path: str, option: str) -> bytes:
+    """The bytes of a file. Raises `UsageError`."""
+    from fuzz.values import existing_file
+
+    try:
+        return existing_file(path, option).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{option} {path} cannot be read: {error.strerror}") from None
+
+
+def hush_broken_pipe() -> None:
+    """`pagefault ... | head` is no error: point standard output at nothing, so that the final flush is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,101 @@
+"""The end of a campaign on the terminal: a table, each finding in words, what was not reached, what to do next."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fuzz.campaign import Campaign, text_of
+from fuzz.outcome import Outcome, exit_code, outcome_of
+from fuzz.values import plain_seconds
+
+
+def print_summary(campaign: Campaign, console: Console) -> None:
+    """Print what came of the campaign."""
+    outcomes = [outcome_of(run) for run in campaign.runs.values()]
+    console.print()
+    console.print(_table(outcomes))
+    for outcome in outcomes:
+        _print_target(outcome, console)
+    _print_expired(campaign, console)
+    if campaign.examiners.waiting:
+        plain(console, f"{campaign.examiners.waiting} broken cases are not confirmed yet; --resume goes on with them")
+    for line in _closing(campaign):
+        plain(console, line)
+
+
+def plain(console: Console, text: str) -> None:
+    """Print text as it is: no markup, no colours of our own, no wrapping of long lines."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("target", "cases", "operations", "ops/s", "succeeded", "new", "known", "verdict"):
+        table.add_column(name, justify="left" if name in ("target", "verdict") else "right", no_wrap=name == "target")
+    for outcome in outcomes:
+        tally = outcome.run.tally
+        numbers = [f"{tally.cases:,}", f"{tally.operations:,}", f"{tally.per_second:,.0f}", f"{tally.succeeded:.0%}"]
+        counts = [str(len(outcome.new)), str(len(outcome.known))]
+        table.add_row(outcome.run.name, *numbers, *counts, _verdict(outcome))
+    return table
+
+
+def _verdict(outcome: Outcome) -> str:
+    state = outcome.run.state
+    if state in ("adapter", "failed", "skipped"):
+        return {"adapter": "ADAPTER", "failed": "given up", "skipped": "skipped"}[state]
+    if outcome.new:
+        return "findings"
+    return "reached too little" if outcome.unreached else "clean" if not outcome.known else "known findings only"
+
+
+def _print_target(outcome: Outcome, console: Console) -> None:
+    run = outcome.run
+    if run.reason:
+        plain(console, f"\n{run.name}: {run.reason}")
+    for finding in outcome.new:
+        plain(console, f"\n{'FLAKY ' if finding.case.flaky else ''}{text_of(finding)}")
+        plain(console, f"case:   {finding.path}")
+    for finding in outcome.known:
+        assert finding.known is not None
+        plain(console, f"\nknown: {run.name} {finding.case.property}, {finding.known.note}")
+        plain(console, f"tracker: {finding.known.tracker}\ncase:    {finding.path}")
+        plain(console, f"replay:  pagefault repro {finding.path}")
+    if run.ready and run.tally.operations:
+        _print_reached(outcome, console)
+
+
+def _print_reached(outcome: Outcome, console: Console) -> None:
+    run = outcome.run
+    assert run.ready is not None
+    judged = ", ".join(f"{id} {run.tally.judged.get(id, 0):,}" for id in run.ready.applicable)
+    marks = ", ".join(f"{mark} {run.tally.marks.get(mark, 0):,}" for mark in run.ready.marks)
+    plain(console, f"\n{run.name} judged: {judged}")
+    plain(console, f"{run.name} reached: {marks}")
+    if run.tally.restarts:
+        plain(console, f"{run.name}: its process ended or hung {run.tally.restarts} times and was started again")
+    for line in outcome.unreached:
+        plain(console, f"{run.name} {line}. A verdict that reached nothing is none: give it more time")
+
+
+def _print_expired(campaign: Campaign, console: Console) -> None:
+    judged = {run.name for run in campaign.runs.values() if run.tally.cases}
+    for entry in campaign.ledger.expired(judged):
+        plain(
+            console,
+            f"known failure not met: {entry.target} {entry.property} ({entry.note}). Is it fixed? Then remove its entry",
+        )
+
+
+def _closing(campaign: Campaign) -> list[str]:
+    code = exit_code(campaign)
+    lines = [f"\nfolder: {campaign.folder.path}   seed: {campaign.options.seed}   exit: {code}"]
+    if campaign.stopping:
+        lines.append(f"stopped after {plain_seconds(campaign.elapsed_s)}: {campaign.stopping}")
+    if campaign.disk is not None:
+        lines.append(str(campaign.disk))
+    if campaign.internal:
+        lines.append(f"internal error of pagefault, not of the target; please report it:\n{campaign.internal}")
+    return lines

@@ -1,0 +1,42 @@
+"""What a case was found with: versions of pagefault, Python and the distribution under test."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+DISTRIBUTIONS = {
+    "ours": "pagefault",
+    "torch-flex": "torch",
+    "mini-vllm": "mini-vllm",
+    "transformers": "transformers",
+    "tokasaurus": "tokasaurus",
+}
+"""Which distribution a built-in target tests; an adapter of somebody else's may say so in `distribution`."""
+
+
+def installed(distribution: str) -> str | None:
+    """The installed version; None where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def distribution_of(target: str, adapter: Any = None) -> str | None:
+    """The distribution that a target tests, where it is known."""
+    return DISTRIBUTIONS.get(target) or getattr(adapter, "distribution", None)
+
+
+def versions_of(target: str, adapter: Any = None) -> dict[str, str]:
+    """Versions to note in a case."""
+    names = ["pagefault", *filter(None, [distribution_of(target, adapter)])]
+    found = {name: installed(name) or "not installed" for name in names}
+    return {"python": platform.python_version(), **found}
+
+
+def version_under_test(target: str, versions: dict[str, str]) -> str:
+    """The version of the implementation itself, without the local part ("2.13.0", not "2.13.0+cpu")."""
+    named = [value for key, value in versions.items() if key not in ("python", "pagefault")]
+    return (named or [versions.get("pagefault", "")])[0].partition("+")[0]
