@@ -55,15 +55,15 @@ def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
 
 
 def _bad_hit(state: State, seq: LiveSequence, position: int, slot: int) -> str:
-    """The clause that a wrong hit breaks. A hole with a right block behind it is a hit that went on after a miss."""
+    """The clause that a wrong hit breaks. A block that nobody could find, with a right one behind it, is a miss that the
+    hit went past."""
     write = state.shadow.writes[slot]
-    stop = (position // state.block_size + 1) * state.block_size
+    hole, stop = slot // state.block_size, (position // state.block_size + 1) * state.block_size
     content = state.shadow.run
     behind = range(stop, min(len(seq.tokens), stop + state.block_size))
-    if behind and all(content[seq.slots[p]] == seq.runs[p] for p in behind):
-        # neither one block in two places, nor what a released block still holds by chance, is a hit behind a miss
+    if not _could_be_found(state, hole) and behind and all(content[seq.slots[p]] == seq.runs[p] for p in behind):
         block = seq.slots[stop] // state.block_size
-        if block != slot // state.block_size and (state.cached is None or block in state.cached):
+        if state.cached is None or block in state.cached:  # what a released block holds by chance is no hit
             return "HASH-5"
     if write is None or write.step < state.handed[slot // state.block_size]:
         return "HASH-2"
@@ -72,24 +72,36 @@ def _bad_hit(state: State, seq: LiveSequence, position: int, slot: int) -> str:
     return "HASH-1"
 
 
-def judge_fresh(state: State, seq: LiveSequence, fresh: Collection[int], hits: Collection[int]) -> None:
-    """Blocks just handed out must be nobody else's, and not among the blocks matched in the same call."""
+def _could_be_found(state: State, block: int) -> bool:
+    """Whether a lookup could find the block before the call: cached by the target's account, or held by another."""
+    return block in state.cached if state.cached is not None else state.holders.get(block, 0) > 1
+
+
+def judge_fresh(state: State, seq: LiveSequence, fresh: Collection[int], cached: int = 0) -> None:
+    """Blocks just handed out must be nobody else's, and not among those matched in the same call (`cached` tokens)."""
     state.judged["EVICT-1"] += 1
     for block in fresh:
-        if state.holders.get(block, 0) > 1:
+        if state.holders.get(block, 0) > 1 and not _continues(state, seq, block):
             others = [s.name for s in state.live.values() if s is not seq and block in s.blocks]
             state.report(
                 "EVICT-1",
                 f"block {block} was handed to sequence {seq.name} while sequence {others[0]} still holds it. "
                 f"History of {state.shadow.history(block)}",
             )
-    if hits and len(set(seq.slots)) != len(seq.slots) and not state.geometry.window:
-        _judge_matched(state, seq, hits)
+    if cached and len(set(seq.slots)) != len(seq.slots) and not state.geometry.window:
+        _judge_matched(state, seq, cached)
 
 
-def _judge_matched(state: State, seq: LiveSequence, hits: Collection[int]) -> None:
-    tail = seq.slots[len(hits) * state.block_size :]
-    again = {slot // state.block_size for slot in tail} & set(hits)
+def _continues(state: State, seq: LiveSequence, block: int) -> bool:
+    """Whether the block already holds what the sequence will put there: then it is shared, and SLOT-2 judges the write."""
+    first = next(position for position, slot in enumerate(seq.slots) if slot // state.block_size == block)
+    return first < len(seq.runs) and state.shadow.run[seq.slots[first]] == seq.runs[first]
+
+
+def _judge_matched(state: State, seq: LiveSequence, cached: int) -> None:
+    size = state.block_size
+    end = -(-cached // size) * size
+    again = {slot // size for slot in seq.slots[end:]} & {slot // size for slot in seq.slots[:end]}
     if again:
         block = min(again)
         state.report(
@@ -110,7 +122,7 @@ def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[
     for position in range(first, len(seq.tokens)):
         slot = seq.slots[position]
         block = slot // size
-        if slot < 0 or holders.get(block, 0) <= 1 or block in fresh:
+        if slot < 0 or holders.get(block, 0) <= 1 or (block in fresh and not _continues(state, seq, block)):
             continue
         others = [s for s in state.live.values() if s is not seq and block in s.blocks]
         related = [s.name for s in others if s.name in seq.family]

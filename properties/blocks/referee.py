@@ -33,6 +33,7 @@ from properties.blocks.operations import (
 from properties.blocks.probe import Crashed, Refused
 from properties.blocks.state import Parked
 from properties.contract import AdapterError
+from properties.timelimit import TimedOut
 
 Outcome = Literal["done", "refused", "illegal", "crashed"]
 
@@ -55,6 +56,10 @@ class BlocksReferee(Bench):
         except Crashed as crash:
             state.judged["CRASH-1"] += 1
             state.report("CRASH-1", f"{operation.kind}: {crash}")
+            return "crashed"
+        except TimedOut:
+            state.judged["CRASH-2"] += 1
+            state.report("CRASH-2", f"{operation.kind} did not return within the time limit of the trace")
             return "crashed"
 
     def _admit(self, op: Admit | Allocate, latest: str | None) -> Outcome:
@@ -126,7 +131,7 @@ class BlocksReferee(Bench):
         hits = blocks_of_slots(seq.slots[:cached], size)
         fresh = [block for block in seq.blocks if block not in hits]
         self._mark_hits(seq, cached, hits, before)
-        access.judge_fresh(state, seq, fresh, hits)
+        access.judge_fresh(state, seq, fresh, cached)
         self._hand_out(seq, fresh, before)
         if compute:
             self._write(seq, cached, len(seq.tokens), fresh)
@@ -169,7 +174,7 @@ class BlocksReferee(Bench):
         if not self._look_at_sequences(seq):
             return "done"
         fresh = [block for block in seq.blocks if block not in old]
-        access.judge_fresh(state, seq, fresh, ())
+        access.judge_fresh(state, seq, fresh)
         self._hand_out(seq, fresh, before)
         self._write(seq, first, len(seq.tokens), fresh)
         if self._in_halves:
@@ -203,7 +208,7 @@ class BlocksReferee(Bench):
         self._perform_copies(child, shared)
         if self._look_at_sequences(child):
             fresh = [block for block in child.blocks if block not in shared]
-            access.judge_fresh(state, child, fresh, ())
+            access.judge_fresh(state, child, fresh)
             self._hand_out(child, fresh, before)
             self._after(child)
         return "done"
@@ -224,7 +229,7 @@ class BlocksReferee(Bench):
         self._perform_copies(seq, shared)
         if self._look_at_sequences(seq):
             fresh = [block for block in seq.blocks if block not in old]
-            access.judge_fresh(state, seq, fresh, ())
+            access.judge_fresh(state, seq, fresh)
             self._hand_out(seq, fresh, before)
             self._after(seq)
         return "done"
@@ -288,9 +293,13 @@ class BlocksReferee(Bench):
             self.target.free(op.name)
         except Exception as error:
             how = f"raised {type(error).__name__}"
-        self._look_at_sequences()
-        self._look_at_pool()
         state.judged["REF-3"] += 1
+        try:
+            self._look_at_sequences()
+            self._look_at_pool()
+        except Crashed as crash:
+            state.report("REF-3", f"free({op.name}) of a sequence that is not live {how}; after it {crash}")
+            return "crashed"
         problem = calls.what_changed(state, before, self._changed)
         if problem:
             state.report("REF-3", f"free({op.name}) of a sequence that is not live {how} and changed {problem}")
