@@ -27,7 +27,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_impl.kernels import checks, rules, runtime
-from paged_impl.kernels.pages import token_offsets, widen
+from paged_impl.kernels.pages import load_tile, token_offsets
 
 LOG2_E = math.log2(math.e)
 # The balanced schedule sums all lengths in one vector; batches beyond this take the fixed schedule (they fill any device).
@@ -42,55 +42,58 @@ def tile_range(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def load_lengths(lens_ptr, num_seqs, capacity, BLOCK_S: tl.constexpr):
-    """All context lengths [BLOCK_S], zero past the last sequence, none beyond what a table row can hold."""
+def tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Number of tiles of each sequence [BLOCK_S]; none past the last sequence or beyond what a table row can hold."""
     seq = tl.arange(0, BLOCK_S)
-    return tl.minimum(tl.load(lens_ptr + seq, mask=seq < num_seqs, other=0), capacity)
+    lengths = tl.minimum(tl.load(lens_ptr + seq, mask=seq < num_seqs, other=0), capacity)
+    return tile_range(lengths, WINDOW, BLOCK_N)[1]
 
 
 @triton.jit
-def busy_programs(num_work, num_programs):
-    """How many runs the line is cut into, int64: no run is empty, so that every program between two of a pair's has a part of it."""
-    return tl.maximum(tl.minimum(num_work, num_programs), 1)
+def cut(run, num_tiles, num_runs):
+    """Start of a run on a line of tiles cut into equal runs. There are at most as many runs as tiles, so that none is empty."""
+    num_runs = tl.maximum(tl.minimum(num_tiles, num_runs), 1)
+    return (tl.minimum(run, num_runs).to(tl.int64) * num_tiles // num_runs).to(tl.int32)
+
+
+@triton.jit
+def run_of(tile, num_tiles, num_runs):
+    """The run that holds a tile: the inverse of cut()."""
+    num_runs = tl.maximum(tl.minimum(num_tiles, num_runs), 1)
+    return (((tile + 1).to(tl.int64) * num_runs - 1) // tl.maximum(num_tiles, 1)).to(tl.int32)
 
 
 @triton.jit
 def attend(
     q, k_ptr, v_ptr, table_ptr, length, first_tile, last_tile, scale_log2,
     stride_kb, stride_kt, stride_vb, stride_vt,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr,
-    BF16_BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr,
+    ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted values over tiles [first_tile, last_tile): unnormalised acc [M, D], maximum and sum [M]."""
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    dim = tl.arange(0, BLOCK_D)
     for tile in range(first_tile, last_tile):
         start = tile * BLOCK_N
         position = start + tl.arange(0, BLOCK_N)
         visible = position < length
         if WINDOW > 0:
             visible &= position >= length - WINDOW
-        # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
-        mask = visible[:, None]
-        if HEAD_DIM < BLOCK_D:
-            mask = mask & (dim < HEAD_DIM)[None, :]
-        k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN)
+        k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, True)
         if SAME_STRIDES:
             v_offsets = k_offsets
         else:
-            v_offsets = token_offsets(
-                table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN
-            )
-        k = widen(tl.load(k_ptr + k_offsets[:, None] + dim[None, :], mask=mask, other=0), BF16_BITS)
+            v_offsets = token_offsets(table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, True)
+        # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
+        k = load_tile(k_ptr, k_offsets, visible, HEAD_DIM, BLOCK_D, BF16_BITS, True)
+        v = load_tile(v_ptr, v_offsets, visible, HEAD_DIM, BLOCK_D, BF16_BITS, True)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         s = tl.where(visible[None, :], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         shrink = tl.exp2(m - m_new)
         p = tl.exp2(s - m_new[:, None])
         l = l * shrink + tl.sum(p, 1)
-        v = widen(tl.load(v_ptr + v_offsets[:, None] + dim[None, :], mask=mask, other=0), BF16_BITS)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         m = m_new
     return acc, m, l
@@ -99,92 +102,83 @@ def attend(
 @triton.jit
 def decode_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr,
-    scale_log2, num_seqs, capacity, num_splits,
+    scale_log2, num_seqs, capacity, num_splits, num_runs,
     stride_os, stride_oh, stride_qs, stride_qh, stride_table,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    BALANCED: tl.constexpr, WITH_LSE: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, BALANCED: tl.constexpr, SPLIT: tl.constexpr, WITH_LSE: tl.constexpr, SAME_STRIDES: tl.constexpr,
+    ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     PAIRS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
-    program = tl.program_id(0)
     if PDL:
+        gdc_wait()
         gdc_launch_dependents()
-    # The run of this program: tiles [now, stop) of `pair`s of sequence `seq`, whose tiles begin at `seq_base` on the line.
+    # Neighbouring programs read the heads of the same tokens, which lie side by side in memory: see NOTES.md, "locality".
+    pair, lane = tl.program_id(0) % PAIRS, tl.program_id(0) // PAIRS
+    # The tiles of this program: [now, stop) on a line where those of sequence `seq` begin at `base`.
     if BALANCED:
-        _, tiles = tile_range(load_lengths(lens_ptr, num_seqs, capacity, BLOCK_S), WINDOW, BLOCK_N)
-        ends = tl.cumsum(tiles, 0)
-        num_work = tl.max(ends, 0).to(tl.int64) * PAIRS
-        num_runs = busy_programs(num_work, tl.num_programs(0))
-        now = tl.minimum(program, num_runs) * num_work // num_runs
-        stop = tl.minimum(program + 1, num_runs) * num_work // num_runs
-        before = ends.to(tl.int64) * PAIRS <= now
-        seq = tl.sum(before.to(tl.int32), 0)
-        seq_base = tl.max(tl.where(before, ends, 0), 0).to(tl.int64) * PAIRS
+        ends = tl.cumsum(tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW, BLOCK_N, BLOCK_S), 0)
+        num_tiles = tl.max(ends, 0)
+        now, stop = cut(lane, num_tiles, num_runs), cut(lane + 1, num_tiles, num_runs)
+        seq = tl.sum((ends <= now).to(tl.int32), 0)
+        base = tl.max(tl.where(ends <= now, ends, 0), 0)
     else:
-        seq = program // (PAIRS * num_splits)
-        seq_base = tl.full((), 0, tl.int64)
+        seq, base = lane // num_splits, 0
         _, num_tiles = tile_range(tl.minimum(tl.load(lens_ptr + seq), capacity), WINDOW, BLOCK_N)
-        pair = program // num_splits % PAIRS
         share = (num_tiles + num_splits - 1) // num_splits
-        split = program % num_splits
-        now = seq_base + pair * num_tiles + tl.minimum(split * share, num_tiles)
-        stop = seq_base + pair * num_tiles + tl.minimum((split + 1) * share, num_tiles)
+        now = tl.minimum(lane % num_splits * share, num_tiles)
+        stop = tl.minimum(now + share, num_tiles)
 
     row = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
+    kv_head = (pair // HEAD_TILES).to(tl.int64)
+    head_in_group = pair % HEAD_TILES * BLOCK_M + row
+    head = kv_head * GROUP + head_in_group
+    in_rows = (head_in_group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    k_ptr += kv_head * stride_kh
+    v_ptr += kv_head * stride_vh
     pending = (now < stop) | (not BALANCED)  # an empty row or part of the fixed schedule still reports zeros
     while pending:
+        seq_64 = seq.to(tl.int64)
         length = tl.minimum(tl.load(lens_ptr + seq), capacity)
         first_tile, num_tiles = tile_range(length, WINDOW, BLOCK_N)
-        if BALANCED:
-            pair = ((now - seq_base) // tl.maximum(num_tiles, 1)).to(tl.int32)
-        pair_base = seq_base + pair * num_tiles
-        begin = (now - pair_base).to(tl.int32)
-        end = (tl.minimum(stop, pair_base + num_tiles) - pair_base).to(tl.int32)
-        if (begin < end) | (not BALANCED):
-            kv_head = (pair // HEAD_TILES).to(tl.int64)
-            head_in_group = (pair % HEAD_TILES) * BLOCK_M + row
-            head = kv_head * GROUP + head_in_group
-            in_rows = (head_in_group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-            q_offsets = seq.to(tl.int64) * stride_qs + head[:, None] * stride_qh + dim[None, :]
-            q = tl.load(q_ptr + q_offsets, mask=in_rows, other=0)
+        end = tl.minimum(stop, base + num_tiles)
+        if (now < end) | (not BALANCED):
+            q = tl.load(q_ptr + seq_64 * stride_qs + head[:, None] * stride_qh + dim[None, :], mask=in_rows, other=0)
             acc, m, l = attend(
-                q, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh, table_ptr + seq.to(tl.int64) * stride_table,
-                length, first_tile + begin, first_tile + end, scale_log2, stride_kb, stride_kt, stride_vb, stride_vt,
+                q, k_ptr, v_ptr, table_ptr + seq_64 * stride_table,
+                length, first_tile + now - base, first_tile + end - base, scale_log2,
+                stride_kb, stride_kt, stride_vb, stride_vt,
                 HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_M, BLOCK_N, BLOCK_D,
             )  # fmt: skip
             divisor = tl.where(l == 0, 1.0, l)  # nothing read: zeros, and an LSE of -inf since m is -inf
             lse = m + tl.log2(divisor)
             acc = acc / divisor[:, None]
-            if (num_splits == 1) if not BALANCED else ((begin == 0) & (end == num_tiles)):
-                out_offsets = seq.to(tl.int64) * stride_os + head[:, None] * stride_oh + dim[None, :]
+            if (not SPLIT) if not BALANCED else ((now == base) & (end == base + num_tiles)):
+                out_offsets = seq_64 * stride_os + head[:, None] * stride_oh + dim[None, :]
                 tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_rows)
                 if WITH_LSE:
-                    lse_offsets = seq.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head
+                    lse_offsets = seq_64 * (NUM_KV_HEADS * GROUP) + head
                     tl.store(lse_ptr + lse_offsets, lse * 0.6931471805599453, mask=head_in_group < GROUP)
-            else:
-                # Balanced: a run leaves at most two parts, one that began before it (slot 0) and one that goes on after it (1).
-                slot = program.to(tl.int64)
+            elif SPLIT:
+                # A run leaves at most two parts: one that began before it (slot 0) and one that goes on after it (1).
+                slot = tl.program_id(0).to(tl.int64)
                 if BALANCED:
-                    slot = slot * 2 + (begin == 0).to(tl.int64)
-                tl.store(
-                    part_ptr + (slot * BLOCK_M + row)[:, None] * HEAD_DIM + dim[None, :], acc, mask=in_rows
-                )
+                    slot = slot * 2 + (now == base).to(tl.int64)
+                tl.store(part_ptr + (slot * BLOCK_M + row)[:, None] * HEAD_DIM + dim[None, :], acc, mask=in_rows)
                 tl.store(part_lse_ptr + slot * BLOCK_M + row, lse)
-        now = pair_base + end
-        if BALANCED:
-            if now >= seq_base + PAIRS * num_tiles:
-                seq_base = now
-                seq += 1
+        now = end
+        base += num_tiles
+        seq += 1
         pending = now < stop
 
 
 @triton.jit
 def combine_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, lens_ptr,
-    num_seqs, capacity, num_splits, num_programs, stride_os, stride_oh,
+    num_seqs, capacity, num_splits, num_runs, stride_os, stride_oh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr,
     BALANCED: tl.constexpr, WITH_LSE: tl.constexpr, PDL: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_PARTS: tl.constexpr,
@@ -196,32 +190,28 @@ def combine_kernel(
     pair = head // GROUP * HEAD_TILES + head % GROUP // BLOCK_M
     row = head % GROUP % BLOCK_M
     if BALANCED:
-        _, tiles = tile_range(load_lengths(lens_ptr, num_seqs, capacity, BLOCK_S), WINDOW, BLOCK_N)
+        tiles = tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW, BLOCK_N, BLOCK_S)
         index = tl.arange(0, BLOCK_S)
-        num_work = tl.sum(tiles, 0).to(tl.int64) * PAIRS
-        num_tiles = tl.sum(tl.where(index == seq, tiles, 0), 0)
-        begin = tl.sum(tl.where(index < seq, tiles, 0), 0).to(tl.int64) * PAIRS + pair * num_tiles
-        # Program of tile t: the largest p with p * num_work // num_runs <= t.
-        num_runs = busy_programs(num_work, num_programs)
-        divisor = tl.maximum(num_work, 1)
-        first = ((begin + 1) * num_runs - 1) // divisor
-        num_parts = tl.where(
-            num_tiles > 0, ((begin + num_tiles) * num_runs - 1) // divisor - first + 1, 0
-        ).to(tl.int32)
+        num_tiles = tl.sum(tiles, 0)
+        begin = tl.sum(tl.where(index < seq, tiles, 0), 0)
+        end = tl.sum(tl.where(index <= seq, tiles, 0), 0)
+        first = run_of(begin, num_tiles, num_runs)
+        num_parts = tl.where(begin < end, run_of(end - 1, num_tiles, num_runs) - first + 1, 0)
     else:
-        first = (seq.to(tl.int64) * PAIRS + pair) * num_splits
+        first = seq * num_splits
         num_parts = num_splits
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if (num_parts == 1) & BALANCED:
         return
-    if PDL:
-        gdc_wait()
     dim = tl.arange(0, BLOCK_D)
     m = tl.full((), float("-inf"), tl.float32)
     l = tl.zeros((), tl.float32)
     acc = tl.zeros((BLOCK_D,), tl.float32)
     for start in range(0, num_parts, BLOCK_PARTS):
         part = start + tl.arange(0, BLOCK_PARTS)
-        slot = first + part
+        slot = (first + part).to(tl.int64) * PAIRS + pair
         if BALANCED:
             slot = slot * 2 + (part == 0).to(tl.int64)
         lse = tl.load(part_lse_ptr + slot * BLOCK_M + row, mask=part < num_parts, other=float("-inf"))
@@ -237,9 +227,8 @@ def combine_kernel(
         acc = acc * shrink + tl.sum(weight[:, None] * values, 0)
         m = m_new
     divisor = tl.where(l == 0, 1.0, l)
-    acc = acc / divisor
     out_offsets = seq.to(tl.int64) * stride_os + head.to(tl.int64) * stride_oh + dim
-    tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+    tl.store(out_ptr + out_offsets, (acc / divisor).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
     if WITH_LSE:
         tl.store(lse_ptr + tl.program_id(0).to(tl.int64), (m + tl.log2(divisor)) * 0.6931471805599453)
 
@@ -295,36 +284,35 @@ def _launch(
     pairs = num_kv_heads * triton.cdiv(group, rule.block_m)
     balanced = num_splits is None and num_seqs <= MAX_BALANCED_SEQS
     splits = num_splits or 1
-    if balanced:
-        num_programs = runtime.num_multiprocessors(q.device) * rule.programs_per_sm
-        num_parts = 2 * num_programs
-    else:
-        num_programs = num_seqs * pairs * splits
-        num_parts = num_programs if splits > 1 else 0
+    num_runs = triton.cdiv(runtime.num_multiprocessors(q.device) * rule.programs_per_sm, pairs)
+    num_programs = pairs * (num_runs if balanced else num_seqs * splits)
+    split = balanced or splits > 1
+    num_parts = num_programs * (2 if balanced else 1) if split else 0
     parts = torch.empty((num_parts, rule.block_m, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_parts, rule.block_m), dtype=torch.float32, device=q.device)
     bits = runtime.reads_bf16_bits(q.dtype)
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
-    shape = dict(
-        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, WINDOW=window or 0, BALANCED=balanced,
-        WITH_LSE=lse.numel() > 0, BLOCK_S=int(triton.next_power_of_2(num_seqs)) if balanced else 1,
-        BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
-        PDL=runtime.compute_capability(q.device) >= 90,
-    )  # fmt: skip
+    pdl = rule.pdl and runtime.compute_capability(q.device) >= 90
+    shape = {
+        "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WINDOW": window or 0, "BALANCED": balanced,
+        "WITH_LSE": lse.numel() > 0, "PDL": pdl, "launch_pdl": pdl,
+        "BLOCK_S": max(128, int(triton.next_power_of_2(num_seqs))) if balanced else 1,
+        "BLOCK_M": rule.block_m, "BLOCK_N": rule.block_n, "BLOCK_D": rules.padded_head_dim(head_dim),
+    }  # fmt: skip
     capacity = block_table.shape[1] * k_cache.shape[1]
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
     decode_kernel[(num_programs,)](
-        kernel_out, lse, parts, part_lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache), block_table, context_lens,
-        scale * LOG2_E, num_seqs, capacity, splits,
+        kernel_out, lse, parts, part_lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
+        block_table, context_lens, scale * LOG2_E, num_seqs, capacity, splits, num_runs,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
-        BLOCK_SIZE=k_cache.shape[1], SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides), BF16_BITS=bits,
-        num_warps=rule.num_warps, num_stages=rule.num_stages, **shape,
+        BLOCK_SIZE=k_cache.shape[1], SPLIT=split, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
+        BF16_BITS=bits, num_warps=rule.num_warps, num_stages=rule.num_stages, **shape,
     )  # fmt: skip
-    if balanced or splits > 1:
+    if split:
         combine_kernel[(num_seqs * num_heads,)](
             kernel_out, lse, parts, part_lse, context_lens,
-            num_seqs, capacity, splits, num_programs, kernel_out.stride(0), kernel_out.stride(1),
-            BLOCK_PARTS=16, num_warps=4, launch_pdl=shape["PDL"], **shape,
+            num_seqs, capacity, splits, num_runs, kernel_out.stride(0), kernel_out.stride(1),
+            BLOCK_PARTS=16, num_warps=4, **shape,
         )  # fmt: skip
     if bits:
         out.copy_(kernel_out)

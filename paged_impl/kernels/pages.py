@@ -11,6 +11,14 @@ import triton.language as tl
 
 
 @triton.jit
+def load_pages(pointers, owned, MASKED: tl.constexpr):
+    """Block ids, int64. MASKED: some entries may lie past the last block of the sequence; those are not read."""
+    if MASKED:
+        return tl.load(pointers, mask=owned, other=0).to(tl.int64)
+    return tl.load(pointers).to(tl.int64)
+
+
+@triton.jit
 def token_offsets(
     table_ptr,
     start,
@@ -20,6 +28,7 @@ def token_offsets(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     ALIGN: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Element offsets, int64 [TILE], of positions start .. start + TILE; positions from `end` on are masked by the caller.
 
@@ -30,22 +39,33 @@ def token_offsets(
     """
     within = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
-        page = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0).to(tl.int64)
+        page = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
         return page * stride_block + ((start % BLOCK_SIZE) + within).to(tl.int64) * stride_token
     if TILE % BLOCK_SIZE == 0 and (BLOCK_SIZE & (BLOCK_SIZE - 1)) == 0 and BLOCK_SIZE > 1:
         PAGES: tl.constexpr = TILE // BLOCK_SIZE
         index = start // BLOCK_SIZE + tl.arange(0, PAGES)
-        pages = tl.load(table_ptr + index, mask=index * BLOCK_SIZE < end, other=0).to(tl.int64) * stride_block
+        pages = load_pages(table_ptr + index, index * BLOCK_SIZE < end, MASKED) * stride_block
         spread = tl.reshape(tl.broadcast_to(pages[:, None], (PAGES, BLOCK_SIZE)), (TILE,))
         return tl.multiple_of(spread, ALIGN) + (within % BLOCK_SIZE).to(tl.int64) * stride_token
     position = start + within
-    pages = tl.load(table_ptr + position // BLOCK_SIZE, mask=position < end, other=0).to(tl.int64)
+    pages = load_pages(table_ptr + position // BLOCK_SIZE, position < end, MASKED)
     return pages * stride_block + (position % BLOCK_SIZE).to(tl.int64) * stride_token
 
 
 @triton.jit
-def widen(tile, BF16_BITS: tl.constexpr):
-    """Interpreted runs only: bfloat16 bits held in int16 become the same values in float32."""
+def load_tile(ptr, offsets, owned, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BF16_BITS: tl.constexpr, MASKED: tl.constexpr):
+    """Rows [TILE, BLOCK_D] at the offsets; components past the head dim, and (MASKED) rows not owned, are zeros and not read.
+
+    BF16_BITS, interpreted runs only: bfloat16 bits held in int16 become the same values in float32 (see runtime.py).
+    """
+    dim = tl.arange(0, BLOCK_D)
+    pointers = ptr + offsets[:, None] + dim[None, :]
+    if MASKED:
+        tile = tl.load(pointers, mask=owned[:, None] & (dim < HEAD_DIM)[None, :], other=0)
+    elif HEAD_DIM < BLOCK_D:
+        tile = tl.load(pointers, mask=(dim < HEAD_DIM)[None, :], other=0)
+    else:
+        tile = tl.load(pointers)
     if BF16_BITS:
         return (tile.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return tile

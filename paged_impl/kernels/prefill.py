@@ -14,65 +14,58 @@ fills the tile. Letters: M rows, N tokens of a KV tile, D head dim.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paged_impl.kernels import checks, rules, runtime
 from paged_impl.kernels.decode import LOG2_E
-from paged_impl.kernels.pages import token_offsets, widen
+from paged_impl.kernels.pages import load_tile, token_offsets
 
 
 @triton.jit
-def attend_tiles(
-    acc, m, l, q, k_ptr, v_ptr, table_ptr, length, position, first_tile, last_tile, scale_log2,
+def fold_tiles(
+    acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head, table_ptr, length, position, first_tile, last_tile, scale_log2,
     stride_kb, stride_kt, stride_vb, stride_vt,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr,
-    BF16_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr,
+    ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first_tile, last_tile) into (acc, m, l). MASKED: rows see different parts of a tile, or its end is past the context."""
-    dim = tl.arange(0, BLOCK_D)
+    """Fold tiles [first_tile, last_tile) into (acc, m, l).
+
+    MASKED: rows see different parts of a tile, or it ends past the context. TMA: a tile lies in one page and is fetched by the copy
+    engine (descriptors [1, BLOCK_N, 1, BLOCK_D] of the caches), which spares the address arithmetic but cannot mask rows.
+    """
     for tile in range(first_tile, last_tile):
         start = tile * BLOCK_N
-        k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN)
-        if SAME_STRIDES:
-            v_offsets = k_offsets
-        else:
-            v_offsets = token_offsets(
-                table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN
-            )
         key_position = start + tl.arange(0, BLOCK_N)
-        # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
-        mask = (key_position < length)[:, None] & (dim < HEAD_DIM)[None, :]
-        if MASKED:
-            k = widen(tl.load(k_ptr + k_offsets[:, None] + dim[None, :], mask=mask, other=0), BF16_BITS)
-        elif HEAD_DIM < BLOCK_D:
-            k = widen(
-                tl.load(k_ptr + k_offsets[:, None] + dim[None, :], mask=(dim < HEAD_DIM)[None, :], other=0),
-                BF16_BITS,
-            )
+        if TMA and not MASKED:
+            page = tl.load(table_ptr + start // BLOCK_SIZE)
+            k = tl.reshape(k_desc.load([page, start % BLOCK_SIZE, kv_head, 0]), (BLOCK_N, BLOCK_D))
+            v = tl.reshape(v_desc.load([page, start % BLOCK_SIZE, kv_head, 0]), (BLOCK_N, BLOCK_D))
         else:
-            k = widen(tl.load(k_ptr + k_offsets[:, None] + dim[None, :]), BF16_BITS)
+            owned = key_position < length
+            k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED)
+            if SAME_STRIDES:
+                v_offsets = k_offsets
+            else:
+                v_offsets = token_offsets(table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED)
+            # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
+            k = load_tile(k_ptr, k_offsets, owned, HEAD_DIM, BLOCK_D, BF16_BITS, MASKED)
+            v = load_tile(v_ptr, v_offsets, owned, HEAD_DIM, BLOCK_D, BF16_BITS, MASKED)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             visible = key_position[None, :] <= position[:, None]
             if WINDOW > 0:
                 visible &= key_position[None, :] > position[:, None] - WINDOW
             s = tl.where(visible, s, float("-inf"))
-        # scale > 0 commutes with the maximum, so it is applied once, fused with the subtraction.
+        # A positive scale commutes with the maximum: applied once here, and fused with the subtraction below.
         m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
-        floor = (
-            tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
-        )  # a row that has seen no key yet
+        if MASKED:
+            floor = tl.where(m_new == float("-inf"), 0.0, m_new)  # a row that has seen no key yet
+        else:
+            floor = m_new
         shrink = tl.exp2(m - floor)
         p = tl.exp2(s * scale_log2 - floor[:, None])
         l = l * shrink + tl.sum(p, 1)
-        if MASKED:
-            v = widen(tl.load(v_ptr + v_offsets[:, None] + dim[None, :], mask=mask, other=0), BF16_BITS)
-        elif HEAD_DIM < BLOCK_D:
-            v = widen(
-                tl.load(v_ptr + v_offsets[:, None] + dim[None, :], mask=(dim < HEAD_DIM)[None, :], other=0),
-                BF16_BITS,
-            )
-        else:
-            v = widen(tl.load(v_ptr + v_offsets[:, None] + dim[None, :]), BF16_BITS)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         m = m_new
     return acc, m, l
@@ -80,13 +73,13 @@ def attend_tiles(
 
 @triton.jit
 def prefill_kernel(
-    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, cu_ptr, lens_ptr,
+    out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, k_desc, v_desc, table_ptr, cu_ptr, lens_ptr,
     scale_log2, capacity, num_heads,
     stride_ot, stride_oh, stride_qt, stride_qh, stride_table,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     GROUP: tl.constexpr, PACK: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     WITH_LSE: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // PACK
     head_block, seq = tl.program_id(0), tl.program_id(1)
@@ -130,15 +123,15 @@ def prefill_kernel(
     v_ptr += kv_head * stride_vh
     table_ptr += seq.to(tl.int64) * stride_table
     if WINDOW == 0:
-        acc, m, l = attend_tiles(
-            acc, m, l, q, k_ptr, v_ptr, table_ptr, length, position, first, full, scale_log2,
+        acc, m, l = fold_tiles(
+            acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first, full, scale_log2,
             stride_kb, stride_kt, stride_vb, stride_vt,
-            HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_N, BLOCK_D, False,
+            HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, False,
         )  # fmt: skip
-    acc, m, l = attend_tiles(
-        acc, m, l, q, k_ptr, v_ptr, table_ptr, length, position, full, last, scale_log2,
+    acc, m, l = fold_tiles(
+        acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, full, last, scale_log2,
         stride_kb, stride_kt, stride_vb, stride_vt,
-        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_N, BLOCK_D, True,
+        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
     divisor = tl.where(l == 0, 1.0, l)  # a row that sees nothing: zeros, and an LSE of -inf since m is -inf
     acc = acc / divisor[:, None]
@@ -214,19 +207,29 @@ def _launch(
     bits = runtime.reads_bf16_bits(q.dtype)
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
+    tma = rule.tma and not window and _fits_descriptor(k_cache, rule.block_n) and _fits_descriptor(v_cache, rule.block_n)
+    box = [1, rule.block_n, 1, rules.padded_head_dim(head_dim)]
+    descriptors = [TensorDescriptor.from_tensor(cache, box) if tma else None for cache in (k_cache, v_cache)]
     grid = (num_heads // pack, context_lens.shape[0], triton.cdiv(max_query_len, rule.block_m // pack))
     prefill_kernel[grid](
         kernel_out, lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
-        block_table, cu_seqlens_q, context_lens,
+        *descriptors, block_table, cu_seqlens_q, context_lens,
         scale * LOG2_E, block_table.shape[1] * k_cache.shape[1], num_heads,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         GROUP=group, PACK=pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
-        WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides), BF16_BITS=bits,
+        WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides), BF16_BITS=bits, TMA=tma,
         BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
         num_warps=rule.num_warps, num_stages=rule.num_stages,
     )  # fmt: skip
     if bits:
         out.copy_(kernel_out)
+
+
+def _fits_descriptor(cache: torch.Tensor, block_n: int) -> bool:
+    """Whether the copy engine can fetch tiles of a cache: a page holds whole tiles; addresses and strides are multiples of 16 bytes."""
+    size = cache.element_size()
+    aligned = all(stride * size % 16 == 0 for stride in cache.stride()[:3]) and cache.data_ptr() % 16 == 0
+    return cache.shape[1] % block_n == 0 and aligned
 
 
 def _check(

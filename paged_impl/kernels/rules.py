@@ -31,6 +31,7 @@ class DecodeRule:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    pdl: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class PrefillRule:
     num_warps: int
     num_stages: int
     pack: bool
+    tma: bool = False
 
 
 def padded_head_dim(head_dim: int) -> int:

@@ -1,0 +1,154 @@
+"""Search launch rules on a GPU: time variants of one kernel over a few shapes. Results go by hand into paged_impl/kernels/rules.py.
+
+    python benchmarks/tune.py OUT.json [--suite decode|prefill|store] [--peers fa3]
+
+Every variant is compiled first in parallel processes (Triton's disk cache hands the result over), then timed in one process.
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+
+import cases
+import peers
+import timing
+import torch
+
+from paged_impl.kernels import decode, prefill, rules, store
+
+D, P = rules.DecodeRule, rules.PrefillRule
+
+
+def decode_cases() -> list[cases.Case]:
+    make = cases._decode
+    return [
+        *make("u", 32, 4096, "32/8/128"), *make("u", 8, 32768, "32/8/128", (16,)), *make("u", 128, 1024, "32/8/128", (16,)),
+        *make("u", 1, 4096, "32/8/128"), *make("u", 1, 32768, "32/8/128", (16,)), *make("r", 64, 8192, "32/8/128", (16,)),
+        *make("n", 256, 1100, "16/8/128", (16,)), *make("u", 32, 4096, "16/8/64", (16,)), *make("u", 32, 4096, "32/32/128", (16,)),
+        *make("u", 16, 4096, "64/8/128", (16,)), *make("u", 1, 131072, "32/8/128", (16,)), *make("u", 4, 8192, "32/8/128", (16,)),
+        *make("u", 16, 512, "32/8/128", (16,)), *make("u", 256, 512, "32/8/128", (16,)), *make("u", 32, 4096, "32/8/128", (24,)),
+    ]  # fmt: skip
+
+
+def decode_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
+    for n, w, s, programs in (
+        (64, 4, 3, (2, 3, 4)), (64, 4, 5, (1, 2, 3, 4)), (64, 4, 7, (1, 2)), (128, 4, 3, (1, 2, 4)), (32, 4, 5, (3, 4, 6)),
+        (32, 2, 5, (3, 4, 5, 8)), (128, 8, 5, (1,)),
+    ):  # fmt: skip
+        for per_sm in programs:
+            yield f"n{n} w{w} s{s} x{per_sm}", {"rule": D(16, n, w, s, per_sm)}
+    yield "n64 w4 s5 x2 no pdl", {"rule": D(16, 64, 4, 5, 2, False)}
+    for splits in (1, 2, 3, 4, 8, 16, 32, 64):
+        if 100 <= case.batch * case.num_kv_heads * splits <= 3000:
+            yield f"n64 w4 s3 split {splits}", {"rule": D(16, 64, 4, 3, 3), "num_splits": splits}
+            yield f"n64 w4 s5 split {splits}", {"rule": D(16, 64, 4, 5, 3), "num_splits": splits}
+
+
+def prefill_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
+    for m, n, w, s, tma in (
+        (128, 64, 8, 5, False), (128, 64, 8, 7, False), (128, 128, 8, 5, False), (128, 64, 8, 3, True), (128, 64, 8, 5, True),
+        (128, 128, 8, 3, True), (128, 128, 8, 5, True),
+    ):  # fmt: skip
+        if case.page >= 128 or not tma:
+            yield f"m{m} n{n} w{w} s{s} {'tma' if tma else ''}", {"rule": P(m, n, w, s, False, tma)}
+
+
+def bind(case: cases.Case, x: cases.Inputs, options: dict) -> Callable[[], torch.Tensor]:
+    out = torch.full_like(x.q, float("nan"))
+    if case.kind == "decode":
+        return lambda: decode(
+            x.q, x.k_cache, x.v_cache, x.table, x.lens, scale=x.scale, out=out, check_values=False, **options
+        )
+    return lambda: prefill(
+        x.q, x.k_cache, x.v_cache, x.table, x.cu_q, x.lens, scale=x.scale, max_query_len=case.query, out=out,
+        check_values=False, **options,
+    )  # fmt: skip
+
+
+def work(suite: str) -> list[tuple[cases.Case, str, dict]]:
+    if suite == "decode":
+        return [(case, name, options) for case in decode_cases() for name, options in decode_variants(case)]
+    return [(case, name, options) for case in cases.PREFILL for name, options in prefill_variants(case)]
+
+
+def compile_share(suite: str, share: int, num_shares: int) -> None:
+    items = {}
+    for case, _, options in work(suite):
+        rule = options["rule"]
+        if isinstance(rule, D):
+            rule = dataclasses.replace(rule, programs_per_sm=1)
+        items[(case, rule, options.get("num_splits", 0) > 0)] = (case, options)
+    for case, options in list(items.values())[share::num_shares]:
+        short = dataclasses.replace(case, context=min(case.context, 512) if case.kind == "decode" else case.context)
+        try:
+            bind(case, cases.make_inputs(short, 0), options)()
+        except Exception as error:
+            sys.stderr.write(f"{case.name} {options}: {str(error)[:200]}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("--suite", default="decode,prefill")
+    parser.add_argument("--peers", default="")
+    parser.add_argument("--share", type=int)
+    parser.add_argument("--jobs", type=int, default=14)
+    parser.add_argument("--compile-only", action="store_true")
+    args = parser.parse_args()
+    if args.share is not None:
+        for suite in args.suite.split(","):
+            compile_share(suite, args.share, args.jobs)
+        return
+    start = time.time()
+    command = [sys.executable, __file__, args.out, "--suite", args.suite, "--jobs", str(args.jobs)]
+    for process in [] if args.jobs == 1 else [subprocess.Popen([*command, "--share", str(index)]) for index in range(args.jobs)]:
+        process.wait()
+    if args.compile_only:
+        return
+    sys.stderr.write(f"compiled in {time.time() - start:.0f} s\n")
+    result = {"read_tb_s": timing.read_ceiling_tb_s(), "copy_tb_s": timing.copy_tb_s(), "rows": []}
+    loaded = {name: peers.LOADERS[name]() for name in args.peers.split(",") if name}
+    previous = None
+    for suite in args.suite.split(","):
+        for case, name, options in work(suite):
+            if case != previous:
+                inputs = [cases.make_inputs(case, seed) for seed in range(cases.num_sets(case))]
+                previous = case
+                for peer, make in loaded.items():
+                    _time(result["rows"], case, peer, [make(case, x) for x in inputs], inputs)
+            _time(result["rows"], case, name, [bind(case, x, options) for x in inputs], inputs)
+            Path(args.out).write_text(json.dumps(result, indent=1))
+    _print(result)
+
+
+def _time(rows: list, case: cases.Case, name: str, calls: list, inputs: list) -> None:
+    try:
+        error = cases.relative_error(case, inputs[0], calls[0](), 2)
+        time_us = timing.microseconds(calls, replays=10)
+    except Exception as failure:
+        sys.stderr.write(f"{case.name} {name}: {str(failure)[:150]}\n")
+        return
+    rows.append({"case": case.name, "variant": name, "us": time_us, "tb_s": case.kv_bytes / time_us / 1e6, "tflops": case.flops / time_us / 1e6, "error": error})
+
+
+def _print(result: dict) -> None:
+    print(f"read {result['read_tb_s']:.3f} copy {result['copy_tb_s']:.3f} TB/s")
+    names = list(dict.fromkeys(row["case"] for row in result["rows"]))
+    for name in names:
+        rows = sorted((row for row in result["rows"] if row["case"] == name), key=lambda row: row["us"])
+        unit = "tflops" if name.startswith("prefill") else "tb_s"
+        print(name, "|", "; ".join(f"{row['variant']} {row['us']:.1f} ({row[unit]:.3g})" + ("" if row["error"] < 6e-3 else f" ERROR {row['error']:.1e}") for row in rows[:7]))
+        best_peer = [row for row in rows if row["variant"] in peers.LOADERS]
+        if best_peer:
+            print("    ", "; ".join(f"{row['variant']} {row['us']:.1f}" for row in best_peer))
+
+
+if __name__ == "__main__":
+    main()
