@@ -32,3 +32,7 @@ class UnknownSequence(KeyError):
 
     def __str__(self) -> str:
         return f"no sequence is called {self.name!r}: it was never allocated, or it was freed already"
+
+
+class RequestRefused(ValueError):
+    """A request that can never be served, or whose name is in use; nothing was changed. The message says what to do."""

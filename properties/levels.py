@@ -86,6 +86,10 @@ def spec_of(level: Level) -> LevelSpec:
         from properties.blocks.spec import SPEC
 
         return SPEC
+    if level == "engine":
+        from properties.engine.spec import SPEC as ENGINE
+
+        return ENGINE
     raise UsageError(f"targets of level {level!r} are not driven by traces; use `pagefault test` for them")
 
 

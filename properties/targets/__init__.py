@@ -45,6 +45,9 @@ class Builtin:
 
 BUILTIN: dict[str, Builtin] = {
     "ours": Builtin("blocks", "properties.targets.ours:OurBlocks", "paged_impl's block manager"),
+    "ours-engine": Builtin(
+        "engine", "properties.targets.engine_ours:OurEngine", "paged_impl's scheduler and batch preparation"
+    ),
     "torch-flex": Builtin(
         "blocks",
         "properties.targets.torch_flex:TorchFlex",

@@ -1,0 +1,70 @@
+"""The engine's bookkeeping in one object: scheduler, block manager and batch preparation, without a model."""
+
+from collections.abc import Hashable, Sequence
+
+from paged_impl.batch import Batch, BatchPreparer
+from paged_impl.block_manager import BlockManager
+from paged_impl.prefix_cache import Salt
+from paged_impl.scheduler import Limits, ScheduledRow, ScheduledStep, Scheduler
+
+Name = Hashable
+
+
+class Engine:
+    """Requests in, steps out. A step: `step()`, `batch()` of it, run the model, `finish()` with what was sampled.
+
+    `max_tokens` is the most that one request may have, prompt and reply together; `num_lanes` a guess of how many run at
+    once.
+    """
+
+    def __init__(self, manager: BlockManager, limits: Limits, *, max_tokens: int, num_lanes: int = 16) -> None:
+        self.manager = manager
+        self.scheduler = Scheduler(manager, limits)
+        self.batches = BatchPreparer(num_lanes, max_tokens, manager.block_size)
+
+    def submit(self, name: Name, tokens: Sequence[int], max_new_tokens: int, salt: Salt = None) -> None:
+        """As `Scheduler.submit`."""
+        self.scheduler.submit(name, tokens, max_new_tokens, salt)
+
+    def cancel(self, name: Name) -> None:
+        """As `Scheduler.cancel`."""
+        self.scheduler.cancel(name)
+        self._drop_lane(name)
+
+    def step(self) -> ScheduledStep:
+        """Schedule the next step, and bring the lanes of its rows up to date."""
+        step = self.scheduler.schedule()
+        for name in step.admitted:
+            self._new_lane(name)
+        for row in step.rows:
+            self._refresh(row)
+        return step
+
+    def batch(self, step: ScheduledStep) -> Batch:
+        """The index arrays of the step that was scheduled last: to be asked for before the next `step`."""
+        return self.batches.prepare(step.rows)
+
+    def finish(self, step: ScheduledStep, tokens: Sequence[int]) -> None:
+        """As `Scheduler.finish`."""
+        self.scheduler.finish(step, tokens)
+        for row in step.rows:
+            if not self.scheduler.is_live(row.name):
+                self._drop_lane(row.name)
+
+    def _new_lane(self, name: Name) -> None:
+        if not self.batches.has(name):
+            self.batches.add(name)
+        self.batches.set_table(name, self.manager.table(name))
+
+    def _drop_lane(self, name: Name) -> None:
+        if self.batches.has(name):
+            self.batches.remove(name)
+
+    def _refresh(self, row: ScheduledRow) -> None:
+        """Tokens sampled since, and the block that they may have needed."""
+        batches, name = self.batches, row.name
+        num_known, num_blocks = batches.num_tokens(name), batches.num_blocks(name)
+        if row.stop > num_known:
+            batches.add_tokens(name, self.scheduler.tokens(name)[num_known : row.stop])
+        if row.stop > num_blocks * batches.block_size:
+            batches.add_blocks(name, self.manager.table(name)[num_blocks:])

@@ -1,0 +1,248 @@
+"""The bench of the engine referee: the parts that every operation is made of. Which comes when is in `referee.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paged_ref.ownership import blocks_of_slots
+from properties.blocks import opening, pool
+from properties.blocks.probe import Crashed, Refused
+from properties.contract import AdapterError
+from properties.engine import progress, reads
+from properties.engine.operations import EngineGeometry
+from properties.engine.probe import EngineProbe
+from properties.engine.protocol import Row
+from properties.engine.state import EngineState, Request
+from properties.protocol import Copy
+
+MOST_EVENTS = 64
+"""Events of a block that are kept; the explanation shows the last 8."""
+
+
+class EngineBench:
+    """A fresh engine and the model beside it.
+
+    Raises `AdapterError` where the adapter breaks its protocol. `state.breaches` grows as clauses break.
+    """
+
+    def __init__(self, target: Any, geometry: EngineGeometry) -> None:
+        self.probe = EngineProbe(target)
+        self.target = target
+        self.state = EngineState(geometry, self.probe.capabilities, self.probe.offers)
+        try:
+            self.probe.call("open", geometry)
+        except (Refused, Crashed) as error:
+            raise AdapterError(
+                f"open({geometry}) failed: {error}", "declare in capabilities what sizes and limits it accepts"
+            ) from None
+        self._look_at_pool()
+        opening.judge_fresh_system(self.state)
+        if self.probe.live():
+            raise AdapterError(f"right after open() live() names {self.probe.live()}", "build a new engine in open()")
+
+    def close(self) -> None:
+        """Give the target the chance to release what `open` took."""
+        if "close" in self.probe.offers:
+            self.probe.call("close")
+
+    # ---- looking -----------------------------------------------------------------------------------------------------
+
+    def _after(self, *, looked: bool = False) -> None:
+        """Look at the target after an operation, and judge what must hold at any time."""
+        state = self.state
+        if not looked:
+            self._look()
+        self._judge_tables()
+        self._look_at_pool()
+        progress.judge_live(state, self.probe.live())
+        progress.judge_pace(state)
+
+    def _look(self) -> None:
+        """Ask for the slots of every live request; what they have lost and gained follows."""
+        probe = self.probe
+        moved = []
+        for request in self.state.requests.values():
+            slots = probe.slots(request.name, request.slots)
+            if slots is not request.slots:
+                old = request.blocks
+                self._moved(request, slots)
+                moved.append((request, old))
+        for request, old in moved:  # when every loss is known: a block may have gone from one to another
+            if not request.arriving:
+                self._take(request, [block for block in request.blocks if block not in old])
+
+    def _moved(self, request: Request, slots: Sequence[int]) -> None:
+        """The slots of a request have changed: grown, dropped (preempted, swapped out), or exchanged."""
+        state = self.state
+        if not self._are_slots(request, slots):
+            slots = ()
+        gone = bool(request.computed) and tuple(slots[: request.computed]) != tuple(request.slots[: request.computed])
+        if gone:
+            request.away, request.left_at = "preempted", self.state.num_launched
+            request.computed = request.verified = 0
+        if gone or not slots:
+            request.arriving, request.new_blocks = True, ()
+        old, request.slots = request.blocks, slots
+        request.blocks = blocks_of_slots(slots, state.block_size)
+        self._count(old, request, everything=gone)
+
+    def _count(self, old: Sequence[int], request: Request, *, everything: bool) -> None:
+        """Holders and histories follow a change of blocks."""
+        held = self.state.holders
+        left, new = set(old) - set(request.blocks), set(request.blocks) - set(old)
+        for block in left:
+            held[block] -= 1
+            if not held[block]:
+                del held[block]
+                self._note(block, f"released by {request.name}")
+        for block in new:
+            held[block] = held.get(block, 0) + 1
+        if everything:
+            request.new_blocks = request.blocks
+        elif request.arriving:
+            pending = new.union(request.new_blocks)
+            request.new_blocks = tuple(block for block in request.blocks if block in pending)
+
+    def _take(self, request: Request, fresh: Sequence[int]) -> None:
+        """Blocks that a request got to write into."""
+        state = self.state
+        reads.judge_fresh(state, request, fresh)
+        for block in fresh:
+            if state.handed[block]:
+                state.marks["a freed block was reused"] += 1
+            state.handed[block] = state.step
+            state.from_host.pop(block, None)
+            self._note(block, f"handed to {request.name}")
+
+    def _hand_out(self, arrivals: Sequence[tuple[Row, Request]]) -> None:
+        """The first row on its blocks tells which of them are hits: those that `[0, start)` reaches into."""
+        for row, request in arrivals:
+            hits = set(blocks_of_slots(request.slots[: row.start], self.state.block_size))
+            if any(self.state.from_host.get(block, -1) >= request.left_at for block in hits) and request.away:
+                request.away = "swapped"
+            self._take(request, [block for block in request.new_blocks if block not in hits])
+            verb = "filled for" if request.away == "swapped" else "hit by"
+            for block in request.new_blocks:
+                if block in hits:
+                    self._note(block, f"{verb} {request.name}")
+        for _, request in arrivals:
+            request.new_blocks = ()
+
+    def _mark_arrival(self, request: Request, row: Row) -> None:
+        marks = self.state.marks
+        if request.away == "swapped":
+            marks["a request came back from host memory"] += 1
+        elif row.start:
+            marks["a prefix hit"] += 1
+
+    def _note(self, block: int, sentence: str) -> None:
+        events = self.state.shadow.events[block]
+        events.append((self.state.step, sentence))
+        if len(events) > MOST_EVENTS:
+            del events[: MOST_EVENTS // 2]
+
+    def _are_slots(self, request: Request, slots: Sequence[int]) -> bool:
+        """In the pool and distinct? False where they cannot be used any further."""
+        state = self.state
+        state.judged["ALLOC-2"] += 1
+        most = state.shadow.num_slots
+        if slots and not -1 <= min(slots) <= max(slots) < most:
+            position = next(p for p, slot in enumerate(slots) if not -1 <= slot < most)
+            state.report(
+                "ALLOC-1",
+                f"request {request.name}, position {position} has slot {slots[position]}, outside the pool of "
+                f"{state.geometry.num_blocks} blocks of {state.block_size} (slots 0 to {most - 1})",
+            )
+            return False
+        if len(set(slots)) != len(slots):
+            self._report_twice(request, slots)
+        return True
+
+    def _report_twice(self, request: Request, slots: Sequence[int]) -> None:
+        first: dict[int, int] = {}
+        for position, slot in enumerate(slots):
+            if slot >= 0 and slot in first:
+                block = slot // self.state.block_size
+                self.state.report(
+                    "ALLOC-2",
+                    f"request {request.name} has slot {slot} (block {block}) twice, for positions {first[slot]} and "
+                    f"{position}. History of {self.state.shadow.history(block)}",
+                )
+                return
+            first[slot] = position
+
+    def _has_slots(self, row: Row, request: Request) -> bool:
+        """Does a request have a place for every position that a row computes and reads?"""
+        state = self.state
+        slots = request.slots
+        if len(slots) >= row.stop and -1 not in slots[: row.stop]:
+            return True
+        missing = next((p for p, slot in enumerate(slots[: row.stop]) if slot < 0), len(slots))
+        state.report(
+            "ALLOC-2",
+            f"the step computes positions {row.start} to {row.stop - 1} of request {request.name}, but position {missing} "
+            f"has no slot: it holds {len(request.blocks)} blocks of {state.block_size}",
+        )
+        return False
+
+    # ---- copies ------------------------------------------------------------------------------------------------------
+
+    def _perform(self, copies: Sequence[Copy]) -> None:
+        """Do to the shadow what the step asks to be copied, in its order."""
+        state, size = self.state, self.state.block_size
+        for copy in copies:
+            source = state.shadow if copy.src_space == "device" else state.host
+            dest = state.shadow if copy.dst_space == "device" else state.host
+            width = size if copy.unit == "block" else 1
+            if not (0 <= copy.src * width < source.num_slots and 0 <= copy.dst * width < dest.num_slots):
+                state.report("ALLOC-1", f"{copy} reaches outside the pool")
+                continue
+            for offset in range(width):
+                dest.copy_slot(source, copy.src * width + offset, copy.dst * width + offset, state.step)
+            self._mark_copy(copy, copy.dst * width // size)
+
+    def _mark_copy(self, copy: Copy, block: int) -> None:
+        state = self.state
+        if copy.dst_space == "device":
+            self._note(block, f"filled by a copy of {copy.src_space} {copy.unit} {copy.src}")
+            if copy.src_space == "host":
+                state.from_host[block] = state.num_launched
+            reads.judge_copied(state, block)
+        elif copy.src_space == "device":
+            state.marks["a swap to host memory"] += 1
+
+    # ---- the pool ----------------------------------------------------------------------------------------------------
+
+    def _judge_tables(self) -> None:
+        if "table" not in self.probe.offers:
+            return
+        for request in self.state.requests.values():
+            if request.slots:
+                pool.judge_table(self.state, request, self.probe.ids("table", request.name))
+
+    def _look_at_pool(self) -> None:
+        state, probe, offers = self.state, self.probe, self.probe.offers
+        if any(row.name not in state.requests for flight in state.flights for row in flight.step.rows):
+            return  # a request was cancelled in flight: its blocks may stay taken until that step is finished
+        if "cached_blocks" in offers:
+            state.cached = frozenset(probe.ids("cached_blocks"))
+        if "ref_count" in offers:
+            count = self.target.ref_count
+            state.refs = [count(block) for block in range(state.geometry.num_blocks)]
+            pool.judge_refs(state, state.refs)
+        if "free_blocks" in offers:
+            state.free = probe.ids("free_blocks")
+            pool.judge_free(state, state.free)
+
+    def _end(self, name: str, how: str) -> None:
+        """A request has ended: its blocks are nobody's any more."""
+        state = self.state
+        request = state.requests.pop(name)
+        for block in request.blocks:
+            state.holders[block] -= 1
+            if not state.holders[block]:
+                del state.holders[block]
+                self._note(block, f"{how} {name}")
+        state.ended[name] = state.step
+        state.since_progress = 0

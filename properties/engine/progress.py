@@ -1,0 +1,84 @@
+"""Judges of progress (LIVE-1): every state moves on within a bound, nothing is lost, nothing goes on for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from properties.contract import AdapterError
+from properties.engine.protocol import Step
+from properties.engine.state import EngineState, Request
+
+
+def judge_step(state: EngineState, step: Step) -> None:
+    """Count what a step brought. An empty one is fine now and then, or while others are in flight."""
+    state.judged["LIVE-1"] += 1
+    if not step.rows:
+        state.marks["an empty step"] += 1
+        if state.flights:
+            return
+    state.since_progress += 1
+    state.idle = 0 if step.rows else state.idle + 1
+    if state.idle > state.capabilities.max_idle_steps:
+        _report_stuck(state, f"{state.idle} steps in a row came back empty with nothing in flight")
+
+
+def judge_pace(state: EngineState) -> None:
+    """Rows that never lead to a token: preemptions that undo each other, a request that is computed again and again."""
+    if state.since_progress > most_steps(state):
+        _report_stuck(state, f"{state.since_progress} steps did not bring a single token")
+
+
+def most_steps(state: EngineState) -> int:
+    """Steps within which some token must come: every live request computed from nothing, one position a step, twice."""
+    return 8 + 2 * sum([len(request.tokens) + 1 for request in state.requests.values()])
+
+
+def is_stuck(state: EngineState) -> bool:
+    """Whether going on would not end."""
+    return state.idle > state.capabilities.max_idle_steps or state.since_progress > most_steps(state)
+
+
+def _report_stuck(state: EngineState, what: str) -> None:
+    waiting = "; ".join(_standing(request) for request in state.requests.values())
+    unowned = state.num_unowned()
+    id = "ALLOC-5" if state.filling else "LIVE-1"
+    start = "after everything was freed, a request for the whole pool is not served: " if state.filling else ""
+    state.report(id, f"{start}{what}. Live: {waiting}. No request holds {unowned} of the {len(state.usable)} blocks")
+
+
+def _standing(request: Request) -> str:
+    holds = f"holds {len(request.blocks)} blocks" if request.blocks else "holds no block"
+    left = request.max_new_tokens - request.told
+    return f"{request.name} ({len(request.tokens)} tokens, {request.computed} computed, {left} to sample) {holds}"
+
+
+def never_fits(state: EngineState, name: str, num_prompt: int, num_new: int) -> str:
+    """A request that can never be served was accepted, in words."""
+    return (
+        f"submit({name}, {num_prompt} tokens, {num_new} new) was accepted, but at its end it needs "
+        f"{state.blocks_for_request(num_prompt, num_new)} blocks and there are {state.room}: it can never end; refuse it"
+    )
+
+
+def too_many(request: Request) -> str:
+    """A request goes on after its end, in words."""
+    return f"request {request.name} has all its {request.max_new_tokens} new tokens, and a row samples one more"
+
+
+def judge_live(state: EngineState, live: Sequence[str]) -> None:
+    """The target's own account of who has not ended is right. The last token of a request may be in flight."""
+    names = set(live)
+    for name in names - state.requests.keys():
+        if name not in state.ended:
+            raise AdapterError(
+                f"live() names {name!r}, which was never submitted", "return the names that submit was given"
+            )
+        state.report("LIVE-1", f"live() still names request {name}, which ended at step {state.ended[name]}")
+    for name in state.requests.keys() - names:
+        request = state.requests[name]
+        if request.sampled < request.max_new_tokens:
+            state.report(
+                "LIVE-1",
+                f"live() does not name request {name}, which has {request.told} of its {request.max_new_tokens} new tokens: "
+                "it is lost",
+            )

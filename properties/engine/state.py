@@ -1,0 +1,82 @@
+"""What the model knows of an engine while a trace runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paged_ref.ownership import LiveSequence
+from properties.blocks.state import State
+from properties.engine.operations import EngineGeometry
+from properties.engine.protocol import EngineCapabilities, Step
+
+
+@dataclass(slots=True)
+class Request(LiveSequence):
+    """One request. `tokens` and `runs` hold its prompt and all that was sampled for it, in flight or told already.
+
+    Positions below `computed` are claimed to be written at its present slots; those below `verified` were found right, and
+    no write has touched them since. `arriving` is set until the first row on its present blocks: that row's `start` says
+    what was taken from the cache. `new_blocks` are those of its blocks of which that is not known yet. `away` says how it
+    lost its blocks the last time, at launch number `left_at`.
+    """
+
+    prompt: int = 0
+    max_new_tokens: int = 0
+    reply: list[int] = field(default_factory=list)
+    sampled: int = 0
+    told: int = 0
+    verified: int = 0
+    arriving: bool = True
+    away: str = ""
+    left_at: int = 0
+    new_blocks: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step in flight: what the target returned, and the token of each row that samples, in row order."""
+
+    number: int
+    step: Step
+    sampled: list[tuple[str, int]]
+
+
+class EngineState(State):
+    """The model's side of one trace on an engine.
+
+    `requests` are the live ones (the same as `live`). `ended` are the names that were live once. `from_host[block]` is the
+    launch that filled the block from host memory. `since_progress` counts steps since a token was told or the set of
+    requests changed; `idle` the last empty steps in a row with nothing in flight.
+    """
+
+    geometry: EngineGeometry
+    capabilities: EngineCapabilities
+
+    def __init__(self, geometry: EngineGeometry, capabilities: EngineCapabilities, offers: frozenset[str]) -> None:
+        super().__init__(geometry, capabilities, offers)
+        self.requests: dict[str, Request] = {}
+        self.live = self.requests  # type: ignore[assignment]  # the judges of the pool read it, and change nothing
+        self.ended: dict[str, int] = {}
+        self.flights: list[Flight] = []
+        self.from_host: dict[int, int] = {}
+        self.num_launched = 0
+        self.since_progress = 0
+        self.idle = 0
+        self.filling = False
+        """The request that fills the pool is running: what blocks it now is a leak (ALLOC-5)."""
+
+    def blocks_for_request(self, num_prompt: int, num_new: int) -> int:
+        """Blocks that a request needs at its end: the last token is sampled, but its KV is never computed."""
+        return self.blocks_for(num_prompt + num_new - 1)
+
+    @property
+    def room(self) -> int:
+        """Blocks that one request may have at most."""
+        return len(self.usable) - self.capabilities.watermark_blocks
+
+    def can_ever_fit(self, num_prompt: int, num_new: int) -> bool:
+        """Whether a request of that size can be served with the whole pool to itself."""
+        most = self.capabilities.max_tokens
+        if most is not None and num_prompt + num_new > most:
+            return False
+        return self.blocks_for_request(num_prompt, num_new) <= self.room
