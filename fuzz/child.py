@@ -184,3 +184,12 @@ def start(target: str, device: str = "cpu") -> Child:
 
         raise (Unavailable if reply.why == "unavailable" else UsageError)(reply.message)
     return child
+
+
+def try_to_make(child: Child) -> str:
+    """Why the target's adapter cannot be made; "" if it can. In a fork of the child, which stays as it is."""
+    try:
+        reply = ask(child, messages.Make(limit_s=READY_LIMIT_S), READY_LIMIT_S + 10)
+    except Ended as how:
+        return str(how)
+    return reply.problem if isinstance(reply, messages.Made) else getattr(reply, "message", "")

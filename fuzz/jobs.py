@@ -34,6 +34,8 @@ def perform(target: Target, command: messages.Command, say: Say) -> messages.Mes
         return confirm(target, _case(command.case), command)
     if isinstance(command, messages.Minimise):
         return _Minimiser(target, _case(command.case), command, say).run()
+    if isinstance(command, messages.Make):
+        return make(target, command.limit_s)
     if isinstance(command, messages.CheckTarget):
         from fuzz.check import check
 
@@ -43,6 +45,23 @@ def perform(target: Target, command: messages.Command, say: Say) -> messages.Mes
 
 def _case(text: str) -> Case:
     return decode(text.encode())
+
+
+def make(target: Target, limit_s: float) -> messages.Made:
+    """Make the adapter once, in a fork."""
+
+    def work(emit: Emit) -> None:
+        try:
+            target.make()
+            emit(b" ")
+        except Exception as error:
+            plain = isinstance(error, UsageError)
+            emit((str(error) if plain else f"making it raised {type(error).__name__}: {error}").encode())
+
+    ended = in_fork(work, limit_s=limit_s)
+    if ended.failed:
+        return messages.Made(problem=ended.died or f"making it did not end within {limit_s:g} s")
+    return messages.Made(problem=ended.frames[-1].decode(errors="replace").strip())
 
 
 # ---- replay --------------------------------------------------------------------------------------------------------

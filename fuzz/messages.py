@@ -68,7 +68,13 @@ class CheckTarget(Message, frozen=True, tag="check"):
     seconds: float
 
 
-Command = Slice | Rerun | Replay | Confirm | Minimise | CheckTarget
+class Make(Message, frozen=True, tag="make"):
+    """Can the adapter be made? In a fork, which may take `limit_s`."""
+
+    limit_s: float
+
+
+Command = Slice | Rerun | Replay | Confirm | Minimise | CheckTarget | Make
 
 
 # ---- child to supervisor ------------------------------------------------------------------------------------------
@@ -161,7 +167,13 @@ class Checked(Message, frozen=True, tag="checked"):
     notes: tuple[str, ...] = ()
 
 
-Reply = Ready | Unusable | Counts | Found | Broken | Judged | Confirmed | Smaller | Checked
+class Made(Message, frozen=True, tag="made"):
+    """`problem` is "" if the adapter can be made."""
+
+    problem: str = ""
+
+
+Reply = Made | Ready | Unusable | Counts | Found | Broken | Judged | Confirmed | Smaller | Checked
 
 _ENCODER = msgspec.json.Encoder()
 _COMMANDS: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

@@ -1,0 +1,81 @@
+"""A case as a pytest file of its own: it fails while the fault is there, and needs pagefault and the target only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from properties.case import Case
+from properties.contract import clause
+from properties.report import steps_in_words
+
+_TEMPLATE = '''"""{property} does not hold for {target}: {clause}.
+
+{steps}
+
+{message}
+
+Run it with pytest. It fails while the fault is there. Written by `pagefault show --as-test`.
+"""
+
+from {module} import {names}
+
+from properties.levels import spec_of
+from properties.targets import load
+from properties.trial import EVERYTHING, run_trace
+
+GEOMETRY = {geometry}
+OPERATIONS = [
+{operations}
+]
+
+
+def test_{function}() -> None:
+    verdict = run_trace(spec_of({level!r}), load({target!r}).make, GEOMETRY, OPERATIONS, tolerate=EVERYTHING)
+
+    assert verdict.adapter is None, f"the adapter breaks its own protocol: {{verdict.adapter}}"
+    assert verdict.illegal == 0, "a step has no meaning any more: the target behaves otherwise"
+    assert not verdict.broke({property!r}), verdict.message({property!r})
+'''
+
+
+def test_of(case: Case) -> str:
+    """The text of a pytest file."""
+    parts = [case.geometry, *case.operations]
+    names = sorted({type(part).__name__ for part in parts})
+    return _TEMPLATE.format(
+        property=case.property,
+        target=case.target,
+        clause=clause(case.property).text,
+        steps="\n".join(steps_in_words(case.operations)),
+        message=_safe(case.message),
+        module=type(case.geometry).__module__,
+        names=", ".join(names),
+        geometry=as_python(case.geometry),
+        operations="\n".join(f"    {as_python(operation)}," for operation in case.operations),
+        level=case.level,
+        function=case.property.lower().replace("-", "_"),
+    )
+
+
+def as_python(struct: Any) -> str:
+    """A struct as the call that makes it, without what is left at its default.
+
+    >>> from properties.blocks.operations import Admit
+    >>> as_python(Admit("A", (0, 1)))
+    "Admit(name='A', tokens=(0, 1))"
+    """
+    defaults = dict(_defaults(type(struct)))
+    values = [(name, getattr(struct, name)) for name in struct.__struct_fields__]
+    given = [f"{name}={value!r}" for name, value in values if name not in defaults or defaults[name] != value]
+    return f"{type(struct).__name__}({', '.join(given)})"
+
+
+def _defaults(kind: type[msgspec.Struct]) -> Iterable[tuple[str, Any]]:
+    return ((field.name, field.default) for field in msgspec.structs.fields(kind) if not field.required)
+
+
+def _safe(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', "'''")

@@ -1,0 +1,33 @@
+"""`pagefault repro`: does a case still fail?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from fuzz import values
+from fuzz.output import Json
+from fuzz.replay import EXIT_CODES, Replayed, replay_all
+
+
+def command(
+    case: Annotated[list[str], typer.Argument(help="Case files.", metavar="CASE...")],
+    device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
+    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
+    json_: Json = False,
+) -> int:
+    """Replay cases, each in a fresh process: FIXED, FAILED or ERROR; exit 0, 1 or 2, the worst wins."""
+    device = values.choice(device, "--device", ("cpu", "cuda"))
+    limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
+    results = replay_all(case, device, limit_s, (lambda result: None) if json_ else _tell)
+    if json_:
+        print(json.dumps([dataclasses.asdict(result) for result in results], indent=1))
+    return max(EXIT_CODES[result.status] for result in results)
+
+
+def _tell(result: Replayed) -> None:
+    where = f"{result.target}: " if result.target else ""
+    print(f"{result.status}  {result.path}\n    {where}{result.detail}", flush=True)

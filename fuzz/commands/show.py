@@ -1,0 +1,59 @@
+"""`pagefault show`: a case in words, as a test, or as a bug report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from fuzz.output import Json, emit
+from properties.case import Case, fingerprint, read
+from properties.contract import UsageError, clause
+from properties.report import explain, steps_in_words
+
+
+def command(
+    case: Annotated[str, typer.Argument(help="A case file.", metavar="CASE")],
+    as_test: Annotated[bool, typer.Option("--as-test", help="Print a stand-alone pytest file.")] = False,
+    as_issue: Annotated[bool, typer.Option("--as-issue", help="Print a bug report for the project concerned.")] = False,
+    json_: Json = False,
+) -> int:
+    """Print a case: its clause, steps, explanation and replay command. Nothing is run."""
+    if as_test and as_issue:
+        raise UsageError("--as-test and --as-issue were both given: choose one")
+    found = read(Path(case))
+    text = _text(found, case, as_test, as_issue)
+    emit(_fields(found, text), as_json=json_, text=text)
+    return 0
+
+
+def _text(case: Case, path: str, as_test: bool, as_issue: bool) -> str:
+    if as_test:
+        from fuzz.as_test import test_of
+
+        return test_of(case)
+    if as_issue:
+        from fuzz.as_issue import issue_of
+
+        return issue_of(case)
+    flaky = "\n\nThis case is marked flaky: it did not fail every time." if case.flaky else ""
+    versions = ", ".join(f"{name} {version}" for name, version in case.versions.items())
+    found_with = f"\nfound with: {versions}" if versions else ""
+    return f"{explain(case, replay=f'pagefault repro {path}')}{found_with}\nfingerprint: {fingerprint(case)}{flaky}"
+
+
+def _fields(case: Case, text: str) -> dict[str, object]:
+    return {
+        "target": case.target,
+        "property": case.property,
+        "clause": clause(case.property).text,
+        "message": case.message,
+        "geometry": msgspec.to_builtins(case.geometry),
+        "steps": [line.strip() for line in steps_in_words(case.operations)],
+        "flaky": case.flaky,
+        "versions": case.versions,
+        "fingerprint": fingerprint(case),
+        "text": text,
+    }
