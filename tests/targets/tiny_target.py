@@ -1,7 +1,8 @@
 """The adapter that puts `TinyManager` under test, complete."""
 
-from properties.protocol import Capabilities, slots_from_table
 from tiny_manager import OutOfBlocks, TinyManager
+
+from properties.protocol import Capabilities, slots_from_table
 
 
 class Tiny:
