@@ -8,7 +8,8 @@ from typing import Any
 
 from properties.contract import AdapterError
 from properties.levels import Below, LevelSpec
-from properties.trial import Verdict, ends
+from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
+from properties.trial import Verdict, ends, hung_outside_a_step, new_target
 
 NUM_STEPS = 60
 """Operations of a trace at most: long enough to fill, free and refill a pool of 8 blocks several times."""
@@ -33,6 +34,7 @@ def drive(
     tolerate: Collection[str] = (),
     opened: Callable[[Any], None] | None = None,
     before: Callable[[Any], None] | None = None,
+    limit_s: float = TRACE_LIMIT_S,
 ) -> tuple[Any, Verdict]:
     """Draw a geometry and a trace, apply and judge it; the closing operation comes last.
 
@@ -43,19 +45,22 @@ def drive(
     geometry: Any = None
     referee: Any = None
     try:
-        target = make()
-        offers, capabilities = spec.offered(target), target.capabilities
-        geometry = spec.choose_geometry(below, capabilities, offers)
-        if opened is not None:
-            opened(geometry)
-        referee = spec.referee(target, geometry)
-        verdict.state = referee.state
-        maker = spec.maker(below, geometry, capabilities, offers)
-        maker.swarm()
-        _steps(spec, referee, maker, num_steps, tolerate, before, verdict)
-        referee.close()
+        with time_limit(limit_s):
+            target = new_target(make)
+            offers, capabilities = spec.offered(target), target.capabilities
+            geometry = spec.choose_geometry(below, capabilities, offers)
+            if opened is not None:
+                opened(geometry)
+            referee = spec.referee(target, geometry)
+            verdict.state = referee.state
+            maker = spec.maker(below, geometry, capabilities, offers)
+            maker.swarm()
+            _steps(spec, referee, maker, num_steps, tolerate, before, verdict)
+            referee.close()
     except AdapterError as error:
         verdict.adapter = error
+    except TimedOut:
+        hung_outside_a_step(verdict, limit_s)
     if referee is not None:
         verdict.breaches = list(referee.state.breaches)
     return geometry, verdict

@@ -22,7 +22,7 @@ from properties.levels import LevelSpec, spec_of
 from properties.machine import Tally, search
 from properties.minimise import breaks, judge, minimise, trimmed
 from properties.targets import Target
-from properties.trial import EVERYTHING, run_trace
+from properties.trial import EVERYTHING, new_target, run_trace
 
 CORPUS = Path(__file__).with_name("corpus")
 NUM_SEEDS = {"pagefault-dev": 400, "pagefault-ci": 1500, "pagefault-night": 200_000}
@@ -63,9 +63,9 @@ class Results:
 def judge_target(target: Target, profile: settings, num_seeds: int, ledger: Ledger, corpus: Sequence[Case]) -> Results:
     """Judge a target on every clause that applies to it. Raises `Unavailable` where it cannot run here."""
     spec = spec_of(target.level)
-    sample = target.make()
     results = Results(target)
     try:
+        sample = new_target(target.make)
         offers = spec.offered(sample)
         results.applicable = spec.applicable(sample.capabilities, offers)
         results.marks = spec.marks(sample.capabilities, offers)

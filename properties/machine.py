@@ -1,7 +1,7 @@
 """The Hypothesis state machine of a level: its rules draw operations, the referee applies and judges them.
 
-Hypothesis owns generation and the first stage of shrinking; what a person reads comes from the trace, which the machine
-writes as it goes. One rule stands for each kind of operation, so that Hypothesis chooses and shrinks kinds itself.
+Hypothesis owns generation; what a person reads comes from the trace, which the machine writes as it goes, and which our own
+minimiser shrinks. One rule stands for each kind of operation, so that Hypothesis chooses and shrinks kinds itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from io import StringIO
 from time import perf_counter
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 
 from properties.contract import VIOLATIONS, AdapterError
 from properties.levels import LevelSpec
-from properties.trial import ends
+from properties.timelimit import time_limit
+from properties.trial import ends, new_target
 
 PROFILES = {
     "pagefault-dev": settings(max_examples=60, stateful_step_count=40),
@@ -36,6 +37,12 @@ PROFILES = {
 """Ours, under our own names: a user's profiles stay what they are. No deadlines: they are the classic cause of flakes."""
 
 
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Without Hypothesis' shrinking: it may take five minutes and stops above the shortest trace, where ours takes a second."""
+STEP_LIMIT_S = 5.0
+"""Seconds for one operation in the machine, whose draws must not count."""
+
+
 def register_profiles() -> None:
     """Make the profiles known to Hypothesis, without loading one."""
     for name, profile in PROFILES.items():
@@ -43,7 +50,7 @@ def register_profiles() -> None:
 
 
 def _quiet(profile: settings) -> settings:
-    return settings(profile, deadline=None, print_blob=False, suppress_health_check=list(HealthCheck))
+    return settings(profile, deadline=None, print_blob=False, suppress_health_check=list(HealthCheck), phases=_PHASES)
 
 
 @dataclass
@@ -103,7 +110,7 @@ def build_machine(
     only: str | None = None,
 ) -> type[RuleBasedStateMachine]:
     """A state machine class for that target. Its traces are counted in `tally`."""
-    sample = make()
+    sample = new_target(make)
     offers = spec.offered(sample)
     capabilities = sample.capabilities
     probe = spec.maker(lambda n: 0, spec.choose_geometry(lambda n: 0, capabilities, offers), capabilities, offers)
@@ -124,7 +131,7 @@ def build_machine(
 
             self.below = below
             self.geometry = spec.choose_geometry(below, capabilities, offers)
-            self.referee = spec.referee(make(), self.geometry)
+            self.referee = spec.referee(new_target(make), self.geometry)
             self.maker = spec.maker(below, self.geometry, capabilities, offers)
 
         def step(self, operation: Any) -> None:
@@ -133,7 +140,8 @@ def build_machine(
             breaches = self.referee.state.breaches
             seen = len(breaches)
             started = perf_counter()
-            outcome = self.referee.apply(operation)
+            with time_limit(STEP_LIMIT_S):
+                outcome = self.referee.apply(operation)
             tally.body_s += perf_counter() - started
             tally.steps += 1
             tally.outcomes[outcome] += 1

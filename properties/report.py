@@ -38,6 +38,12 @@ _SENTENCES = {
     "allocate": "allocate {name} with {tokens}{salt}, nothing computed yet",
     "computed": "{name} is computed up to position {upto}",
     "drain": "free everything, then fill the whole pool once",
+    "submit": "submit {name} with {tokens}{salt}; it samples {reply}",
+    "resubmit": "submit {name} again, while it is live",
+    "step": "step{hold}",
+    "finish": "finish the step in flight{index}",
+    "cancel": "cancel {name}",
+    "idle": "step until every request has ended, then let one fill the pool",
 }
 
 
@@ -47,8 +53,10 @@ def operation_in_words(operation: Any) -> str:
     sentence = _SENTENCES.get(fields.get("op"))
     if sentence is None:
         return msgspec.json.encode(operation).decode()
-    if "tokens" in fields:
-        fields["tokens"] = tokens_in_words(fields["tokens"])
+    for runs in fields.keys() & {"tokens", "reply"}:
+        fields[runs] = tokens_in_words(fields[runs])
+    fields["hold"] = ", left in flight" if fields.get("hold") else ""
+    fields["index"] = f" that is {fields['index']} behind the oldest" if fields.get("index") else ""
     fields["salt"] = f" under salt {fields['salt']!r}" if fields.get("salt") is not None else ""
     return sentence.format(**fields)
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from properties.contract import AdapterError
+from properties.blame import last_lines
+from properties.contract import AdapterError, PagefaultError
 from properties.levels import LevelSpec
+from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
 
 EVERYTHING: frozenset[str] = frozenset({"*"})
 """As `tolerate`: no clause ends the trace, so that what lies behind an early fault is judged too."""
@@ -38,6 +40,28 @@ class Verdict:
         return str(next(breach.message for breach in self.breaches if breach.property == property))
 
 
+def new_target(make: Callable[[], Any]) -> Any:
+    """A fresh adapter with declared capabilities. Raises `AdapterError` where it has none or cannot be made.
+
+    `UsageError` (a target that is unavailable here) passes through.
+    """
+    try:
+        target = make()
+    except PagefaultError:
+        raise
+    except Exception as error:
+        raise AdapterError(
+            f"making the target raised {type(error).__name__}: {error} ({last_lines(error)})",
+            "the class or function is called without arguments",
+        ) from error
+    if getattr(target, "capabilities", None) is None:
+        raise AdapterError(
+            f"{type(target).__name__} declares no capabilities",
+            "set `capabilities = Capabilities(...)` from properties.protocol on the class",
+        )
+    return target
+
+
 def run_trace(
     spec: LevelSpec,
     make: Callable[[], Any],
@@ -46,20 +70,25 @@ def run_trace(
     *,
     tolerate: Collection[str] = (),
     before: Callable[[Any], None] | None = None,
+    limit_s: float = TRACE_LIMIT_S,
 ) -> Verdict:
     """Judge a trace on a fresh target.
 
     It ends at the first step that breaks a clause outside `tolerate`; every clause broken at that step is recorded. A crash
-    always ends it. `before` is called with each operation before it is applied (the journal).
+    always ends it, and so does a target that takes longer than `limit_s`. `before` is called with each operation before
+    it is applied (the journal).
     """
     verdict = Verdict()
     referee = None
     try:
-        referee = spec.referee(make(), geometry)
-        verdict.state = referee.state
-        _apply_all(referee, operations, tolerate, before, verdict)
+        with time_limit(limit_s):
+            referee = spec.referee(new_target(make), geometry)
+            verdict.state = referee.state
+            _apply_all(referee, operations, tolerate, before, verdict)
     except AdapterError as error:
         verdict.adapter = error
+    except TimedOut:
+        hung_outside_a_step(verdict, limit_s)
     finally:
         if referee is not None:
             verdict.breaches = list(referee.state.breaches)
@@ -88,6 +117,11 @@ def _apply_all(
         verdict.applied.append(operation)
         if outcome == "crashed" or ends(breaches[seen:], tolerate):
             return
+
+
+def hung_outside_a_step(verdict: Verdict, limit_s: float) -> None:
+    """Making or opening a target took too long: that is the adapter's, since no operation was under way."""
+    verdict.adapter = AdapterError(f"making and opening the target took longer than {limit_s:g} s", "make open() fast")
 
 
 def ends(breaches: Iterable[Any], tolerate: Collection[str]) -> bool:

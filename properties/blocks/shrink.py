@@ -18,6 +18,7 @@ def shrink(geometry: Geometry, operations: Sequence[Operation]) -> Iterator[Trac
     yield from ((geometry, smaller) for smaller in _joined(ops))
     yield from ((geometry, smaller) for smaller in _shorter(ops, geometry.block_size))
     yield from ((smaller, ops) for smaller in _simpler_geometry(geometry))
+    yield from _smaller_pool(geometry, ops)
     yield from ((geometry, smaller) for smaller in _plainer(ops))
     yield from _smaller_blocks(geometry, ops)
 
@@ -108,6 +109,30 @@ def _simpler_geometry(geometry: Geometry) -> Iterator[Geometry]:
             yield replace(geometry, num_blocks=num_blocks)
 
 
+def _smaller_pool(geometry: Geometry, ops: tuple[Operation, ...]) -> Iterator[Trace]:
+    """One block less in the pool and in what must fill it: a block out of every run at the same place, or out of one."""
+    if geometry.num_blocks < 2:
+        return
+    size = geometry.block_size
+    smaller = msgspec.structs.replace(geometry, num_blocks=geometry.num_blocks - 1)
+    runs = [(index, op.tokens) for index, op in enumerate(ops) if isinstance(op, Admit | Allocate | Append)]
+    longest = max((len(tokens) for _, tokens in runs), default=0)
+    for start in range(0, min(longest, 8 * size), size):
+        yield smaller, tuple(_without(op, start, size) for op in ops)
+    for index, tokens in runs:
+        if len(tokens) > size:
+            for start in {0, (len(tokens) - 1) // size * size, len(tokens) - size}:
+                yield smaller, (*ops[:index], _without(ops[index], start, size), *ops[index + 1 :])
+
+
+def _without(op: Operation, start: int, size: int) -> Operation:
+    """The operation without one block of its tokens; unchanged where it would have none left."""
+    if isinstance(op, Admit | Allocate | Append):
+        tokens = op.tokens[:start] + op.tokens[start + size :]
+        return _with_tokens(op, tokens) if tokens else op
+    return op
+
+
 def _plainer(ops: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
     """Without salts, with smaller tokens, with names in order of appearance."""
     for index, op in enumerate(ops):
@@ -155,10 +180,19 @@ def _smaller_blocks(geometry: Geometry, ops: tuple[Operation, ...]) -> Iterator[
             smaller = msgspec.structs.replace(geometry, block_size=size)
             yield smaller, ops
             yield smaller, tuple(_scaled(op, size, geometry.block_size) for op in ops)
+            yield smaller, tuple(_sampled(op, size, geometry.block_size) for op in ops)
 
 
 def _scaled(op: Operation, size: int, old: int) -> Operation:
     if isinstance(op, Admit | Allocate | Append):
         full, rest = divmod(len(op.tokens), old)
         return _with_tokens(op, op.tokens[: max(1, full * size + min(rest, size - 1))])
+    return op
+
+
+def _sampled(op: Operation, size: int, old: int) -> Operation:
+    """The first tokens of each block stand for the block: runs that met at a block's start still meet."""
+    if isinstance(op, Admit | Allocate | Append):
+        starts = range(0, len(op.tokens), old)
+        return _with_tokens(op, tuple(token for start in starts for token in op.tokens[start : start + old][:size]))
     return op
