@@ -23,6 +23,11 @@ from properties.contract import AdapterError
 MOST_GUARDED_ELEMENTS = 2**18
 
 
+# Raised by a line of the adapter, these are mistakes in the adapter. Other exceptions may come from native code that
+# the line calls, which leaves no frame of its own: those are findings.
+PROGRAMMING_ERRORS = (AttributeError, ImportError, KeyError, NameError, TypeError)
+
+
 @dataclass(frozen=True)
 class Refused:
     """The target declined with one of its declared refusals."""
@@ -60,7 +65,7 @@ def _sorted_out(target: AttentionTarget, error: Exception) -> Refused | Fault:
         return Fault("overflow", f"{_kernel_line(cause)}: {cause}")
     if isinstance(error, target.capabilities.refusals):
         return Refused(f"{type(error).__name__}: {error}")
-    if is_adapter_fault(error, target):
+    if isinstance(error, PROGRAMMING_ERRORS) and is_adapter_fault(error, target):
         raise AdapterError(
             f"the adapter of {target.name} raises {type(error).__name__}: {error} ({last_lines(error)})",
             "correct the adapter, or declare the exception class in `refusals`",

@@ -221,6 +221,10 @@ def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
         return "LAYOUT-1", f"Right in the flash layout, wrong in the {case.layout} layout.\n"
     if all(wrong.what == "lse" for wrong in base.wrong):
         return "READ-4", "The output is right, the LSE is wrong.\n"
+    rows = tuple(row for row in case.rows if row.context_len)
+    mates_wrong = 0 < len(rows) < len(case.rows) and bool(wrong_keys & {row.key for row in rows})
+    if mates_wrong and judge.read(replace(case, rows=rows), judge.contents).right:
+        return "BATCH-3", "Right without the padding rows (those of context length 0).\n"
     if len(case.rows) > 1 and all(judge.right_alone(wrong.row) for wrong in base.wrong):
         return "READ-5", "Each of the wrong rows is right when it is alone in the batch.\n"
     long_rows = {row.key for row in case.rows if row.context_len > 1}

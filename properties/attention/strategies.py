@@ -6,6 +6,9 @@ prefixes, empty rows, head counts and sizes that are no powers of two, partition
 poisoned apart.
 """
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -17,6 +20,7 @@ from properties.attention.cases import (
     ReadCase,
     Row,
     StoreCase,
+    Values,
     Variation,
     blocks_needed,
 )
@@ -24,7 +28,16 @@ from properties.attention.high_ids import FIRST_HIGH_BLOCK, MAX_HIGH_BLOCKS
 
 SEEDS = st.integers(0, 2**16)
 
+Option = TypeVar("Option")
+
+
+def evenly(options: Sequence[Option]) -> st.SearchStrategy[Option]:
+    """Each option about equally often; shrinks to the first. (`sampled_from` favours the first ones strongly.)"""
+    return st.integers(0, 2**16 - 1).map(lambda n: options[n * 40503 % 2**16 * len(options) // 2**16])
+
+
 READ_VARIATIONS: tuple[Variation, ...] = (
+    "none",
     "repoison",
     "move",
     "alone",
@@ -40,8 +53,9 @@ READ_VARIATIONS: tuple[Variation, ...] = (
     "again",
     "without_lse",
     "high_count",
-    "none",
 )
+
+VALUES: tuple[Values, ...] = ("peaked", "peaked", "peaked", "normal", "large", "equal")
 
 
 def cases(
@@ -72,19 +86,19 @@ def reads(
     variations: tuple[Variation, ...] = READ_VARIATIONS,
 ) -> ReadCase:
     """A decode or prefill case."""
-    block_size = draw(st.sampled_from(capabilities.block_sizes), label="block size")
+    block_size = draw(evenly(capabilities.block_sizes), label="block size")
     rows, num_blocks = draw(_rows(capabilities, operation, block_size))
     dtype, layout, head_size = draw(_types(capabilities, capabilities.layouts))
     window = draw(st.none() | st.integers(1, 2 * block_size + 2)) if capabilities.window else None
-    splits = st.sampled_from([2, 3, 1, None, 5, 8])
-    poisons = st.sampled_from(capabilities.withstands or ("zero",))
+    splits: st.SearchStrategy[int | None] = evenly((2, None, 1, 3, 5, 8))
+    poisons = evenly(capabilities.withstands or ("zero",))
     return ReadCase(
         operation="decode" if operation == "decode" else "prefill",
         rows=rows,
         num_blocks=num_blocks,
         block_size=block_size,
-        num_kv_heads=draw(st.sampled_from(capabilities.kv_heads), label="KV heads"),
-        ratio=draw(st.sampled_from(capabilities.ratios), label="query heads per KV head"),
+        num_kv_heads=draw(evenly(capabilities.kv_heads), label="KV heads"),
+        ratio=draw(evenly(capabilities.ratios), label="query heads per KV head"),
         head_size=head_size,
         dtype=dtype,
         layout=layout,
@@ -92,12 +106,12 @@ def reads(
         scale=draw(st.sampled_from([None, 0.1, 1.0])) if capabilities.any_scale else None,
         window=window,
         num_splits=draw(splits) if capabilities.num_splits and operation == "decode" else None,
-        values=draw(st.sampled_from(["peaked", "peaked", "peaked", "normal", "large", "equal"])),
+        values=draw(evenly(VALUES)),
         poison_k=draw(poisons),
         poison_v=draw(poisons),
-        padding=draw(st.sampled_from(capabilities.padding)),
+        padding=draw(evenly(capabilities.padding)),
         extra_width=draw(st.sampled_from([0, 0, 1, 3])),
-        variation=draw(st.sampled_from(variations), label="variation"),
+        variation=draw(evenly(variations), label="variation"),
     )
 
 
@@ -179,17 +193,17 @@ def _types(
     draw: st.DrawFn, capabilities: AttentionCapabilities, layouts: tuple[LayoutName, ...]
 ) -> tuple[DType, LayoutName, int]:
     """(dtype, layout, head size) that go together: the vllm layout packs 16 bytes of a head."""
-    dtype: DType = draw(st.sampled_from(capabilities.dtypes), label="dtype")
-    layout: LayoutName = draw(st.sampled_from(layouts), label="layout")
+    dtype: DType = draw(evenly(capabilities.dtypes), label="dtype")
+    layout: LayoutName = draw(evenly(layouts), label="layout")
     multiple = 1 if layout != "vllm" else 4 if dtype == "float32" else 8
     sizes = [size for size in capabilities.head_sizes if size % multiple == 0]
-    return dtype, layout, draw(st.sampled_from(sizes), label="head size")
+    return dtype, layout, draw(evenly(sizes), label="head size")
 
 
 @st.composite
 def stores(draw: st.DrawFn, capabilities: AttentionCapabilities) -> StoreCase:
     """A store case: slots in any order, the last slot of the pool and padding among them."""
-    block_size = draw(st.sampled_from(capabilities.block_sizes), label="block size")
+    block_size = draw(evenly(capabilities.block_sizes), label="block size")
     num_blocks = draw(st.integers(2, 6), label="blocks")
     num_slots = num_blocks * block_size
     slots = draw(st.lists(st.integers(0, num_slots - 1), min_size=1, max_size=min(9, num_slots), unique=True))
@@ -199,18 +213,18 @@ def stores(draw: st.DrawFn, capabilities: AttentionCapabilities) -> StoreCase:
         slots.insert(draw(st.integers(0, len(slots))), -1)
     dtype, layout, head_size = draw(_types(capabilities, capabilities.layouts_of_store))
     forms: tuple[PoolForm, ...] = ("separate", "separate", "interleaved", "layered", "high_stride")
-    pool_form = draw(st.sampled_from(forms))
+    pool_form = draw(evenly(forms))
     case = StoreCase(
         slots=tuple(slots) or (-1,),
         num_blocks=num_blocks,
         block_size=block_size,
-        num_kv_heads=draw(st.sampled_from(capabilities.kv_heads)),
+        num_kv_heads=draw(evenly(capabilities.kv_heads)),
         head_size=head_size,
         dtype=dtype,
         layout=layout,
         seed=draw(SEEDS),
         pool_form=pool_form,
-        query_form=draw(st.sampled_from(["contiguous", "fused"])),
+        query_form=draw(evenly(["contiguous", "fused"])),
     )
     return high_blocks(case) if pool_form == "high_stride" else case
 
@@ -234,9 +248,9 @@ def copies(draw: st.DrawFn, capabilities: AttentionCapabilities) -> CopyCase:
     return CopyCase(
         pairs=tuple(pairs),
         num_blocks=num_blocks,
-        block_size=draw(st.sampled_from(capabilities.block_sizes)),
+        block_size=draw(evenly(capabilities.block_sizes)),
         num_layers=draw(st.integers(1, 3)),
-        num_kv_heads=draw(st.sampled_from(capabilities.kv_heads)),
+        num_kv_heads=draw(evenly(capabilities.kv_heads)),
         head_size=head_size,
         dtype=dtype,
         layout=layout,

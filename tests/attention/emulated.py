@@ -45,9 +45,7 @@ def random_style(rng: random.Random) -> Style:
     )
 
 
-def run(
-    style: Style, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None
-) -> tuple[Tensor, Tensor]:
+def run(style: Style, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     """(out [T, H, D] in the inputs' dtype, lse [T, H] in float32) of a correct kernel of this style."""
     dtype, (num_queries, num_heads, _), context_len = q.dtype, q.shape, k.shape[0]
     factor = scale * (LOG2_E if style.base_2 else 1.0)
@@ -61,8 +59,7 @@ def run(
     scores.masked_fill_(~seen, -torch.inf)
     edges = [round(i * context_len / style.num_splits) for i in range(style.num_splits + 1)]
     partials = [
-        _fold(style, scores[:, :, a:b], expand_heads(v.float(), num_heads)[a:b], dtype)
-        for a, b in pairwise(edges)
+        _fold(style, scores[:, :, a:b], expand_heads(v.float(), num_heads)[a:b], dtype) for a, b in pairwise(edges)
     ]
     out, lse = merge(torch.stack([p[0] for p in partials]), torch.stack([p[1] for p in partials]))
     return out.to(dtype).transpose(0, 1), lse.transpose(0, 1)

@@ -41,9 +41,7 @@ def test_vllm_keys_pack_16_bytes_of_one_token(dtype: torch.dtype, x: int) -> Non
     packed = pack_keys(keys, Layout.VLLM)
 
     block, position, head, dimension = 2, 4, 1, 13
-    assert (
-        keys[block, position, head, dimension] == packed[block, head, dimension // x, position, dimension % x]
-    )
+    assert keys[block, position, head, dimension] == packed[block, head, dimension // x, position, dimension % x]
 
 
 def test_vllm_layout_refuses_a_head_size_that_does_not_pack() -> None:

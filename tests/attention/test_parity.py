@@ -7,7 +7,6 @@ properties do.
 
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -50,15 +49,6 @@ def _wrong_tokens(error: str, context_len: int) -> Tensor:
         foreign = torch.arange(context_len, context_len + BLOCK_SIZE)
         return torch.cat([foreign, own[BLOCK_SIZE:]]) if context_len > BLOCK_SIZE else foreign[:context_len]
     raise AssertionError(error)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 PEAKS = {"last token dropped": -1, "stale token added": 0, "one page swapped": None}
@@ -112,7 +102,7 @@ def test_without_a_peak_a_fixed_tolerance_is_blind_where_this_one_sees() -> None
     assert not compare(wrong, expected).passed
 
 
-def test_ten_thousand_correct_kernels_are_accepted(one_thread: None) -> None:
+def test_ten_thousand_correct_kernels_are_accepted() -> None:
     rng = random.Random(20)
     rejected = []
     for case in range(10_000):

@@ -160,9 +160,7 @@ def test_gather_refuses_a_narrow_table_and_a_foreign_block() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(1, 4), st.sampled_from([1.0, 80.0]))
-def test_the_fold_does_not_depend_on_how_the_context_is_cut(
-    cuts: list[int], ratio: int, spread: float
-) -> None:
+def test_the_fold_does_not_depend_on_how_the_context_is_cut(cuts: list[int], ratio: int, spread: float) -> None:
     q, k, v = _heads(ratio, 2, 1, sum(cuts), 3)
     state = empty_state(2 * ratio, 3)
     begin = 0
@@ -197,9 +195,7 @@ LSES = st.sampled_from([-torch.inf, -1e4, -700.0, -1.0, 0.0, 1.0, 700.0, 1e4])
 
 @settings(deadline=None)
 @given(st.lists(LSES, min_size=3, max_size=3), st.permutations([0, 1, 2]))
-def test_merge_is_commutative_associative_and_has_an_empty_element(
-    lses: list[float], order: list[int]
-) -> None:
+def test_merge_is_commutative_associative_and_has_an_empty_element(lses: list[float], order: list[int]) -> None:
     weights = torch.tensor(lses, dtype=torch.float64)
     outs = torch.where(weights[:, None] == -torch.inf, 0.0, torch.randn(3, 4, dtype=torch.float64))
     out, lse = merge(outs, weights)

@@ -58,8 +58,7 @@ class PlainTorch:
         """(out, lse) of one sequence, its partitions attended apart and merged."""
         q = batch.q[rows].float()
         keys, values = self._gather(pool, batch, table, context_len)
-        ratio = q.shape[1] // batch.num_kv_heads
-        keys, values = keys.repeat_interleave(ratio, 1), values.repeat_interleave(ratio, 1)
+        keys, values = self._per_query_head(keys, q.shape[1]), self._per_query_head(values, q.shape[1])
         scores = batch.scale * torch.einsum("thd,nhd->htn", q, keys)
         own = torch.arange(q.shape[0], device=q.device)[:, None] + context_len - q.shape[0]
         position = torch.arange(context_len, device=q.device)
@@ -80,6 +79,10 @@ class PlainTorch:
         blocks = table[: -(-context_len // batch.block_size)]
         keys, values = (cache[blocks].flatten(0, 1)[:context_len].float() for cache in pool.flash_views())
         return keys, values
+
+    def _per_query_head(self, tokens: Tensor, num_heads: int) -> Tensor:
+        """Query head h reads KV head h // ratio."""
+        return tokens.repeat_interleave(num_heads // tokens.shape[1], 1)
 
     def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         lse = torch.logsumexp(scores, 2)
