@@ -64,6 +64,20 @@ def run_of(tile, num_tiles, num_runs):
 
 
 @triton.jit
+def keep_whole(tiles, num_tiles, num_seqs, num_sms, PAIRS: tl.constexpr):
+    """Whether each pair had better be one program's work: no parts to write and merge, no second row to start on.
+
+    Either there is so much work that the longest pair is a small share of a multiprocessor's, or the rows are of nearly the same length
+    and their pairs fill the multiprocessors once or twice.
+    """
+    longest = tl.max(tiles, 0)
+    num_pairs = num_seqs * PAIRS
+    many = num_tiles.to(tl.int64) * PAIRS >= longest.to(tl.int64) * num_sms * 4
+    even = longest.to(tl.int64) * num_seqs * 10 <= num_tiles.to(tl.int64) * 11
+    return many | (even & (num_pairs * 10 >= num_sms * 9) & (num_pairs <= num_sms * 2))
+
+
+@triton.jit
 def attend(
     q, k_ptr, v_ptr, table_ptr, length, first_tile, last_tile, scale_log2,
     stride_kb, stride_kt, stride_vb, stride_vt,
@@ -102,7 +116,7 @@ def attend(
 @triton.jit
 def decode_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr,
-    scale_log2, num_seqs, capacity, num_splits, num_runs,
+    scale_log2, num_seqs, capacity, num_splits, num_runs, num_sms,
     stride_os, stride_oh, stride_qs, stride_qh, stride_table,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
@@ -114,18 +128,27 @@ def decode_kernel(
     PAIRS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     if PDL:
         gdc_wait()
-        gdc_launch_dependents()
+        if SPLIT:
+            gdc_launch_dependents()
     # Neighbouring programs read the heads of the same tokens, which lie side by side in memory: see NOTES.md, "locality".
     pair, lane = tl.program_id(0) % PAIRS, tl.program_id(0) // PAIRS
     # The tiles of this program: [now, stop) on a line where those of sequence `seq` begin at `base`.
     if BALANCED:
-        ends = tl.cumsum(tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW, BLOCK_N, BLOCK_S), 0)
+        tiles = tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW, BLOCK_N, BLOCK_S)
+        ends = tl.cumsum(tiles, 0)
         num_tiles = tl.max(ends, 0)
+        whole = keep_whole(tiles, num_tiles, num_seqs, num_sms, PAIRS)
         now, stop = cut(lane, num_tiles, num_runs), cut(lane + 1, num_tiles, num_runs)
         seq = tl.sum((ends <= now).to(tl.int32), 0)
         base = tl.max(tl.where(ends <= now, ends, 0), 0)
+        if whole:
+            seq = lane
+            stop = tl.sum(tl.where(tl.arange(0, BLOCK_S) <= lane, tiles, 0), 0)
+            now = tl.sum(tl.where(tl.arange(0, BLOCK_S) < lane, tiles, 0), 0)
+            base = now
+        alone = whole & (lane < num_seqs)
     else:
-        seq, base = lane // num_splits, 0
+        seq, base, alone = lane // num_splits, 0, True
         _, num_tiles = tile_range(tl.minimum(tl.load(lens_ptr + seq), capacity), WINDOW, BLOCK_N)
         share = (num_tiles + num_splits - 1) // num_splits
         now = tl.minimum(lane % num_splits * share, num_tiles)
@@ -139,13 +162,13 @@ def decode_kernel(
     in_rows = (head_in_group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     k_ptr += kv_head * stride_kh
     v_ptr += kv_head * stride_vh
-    pending = (now < stop) | (not BALANCED)  # an empty row or part of the fixed schedule still reports zeros
+    pending = (now < stop) | alone  # an empty row, or part of one, still reports zeros
     while pending:
         seq_64 = seq.to(tl.int64)
         length = tl.minimum(tl.load(lens_ptr + seq), capacity)
         first_tile, num_tiles = tile_range(length, WINDOW, BLOCK_N)
         end = tl.minimum(stop, base + num_tiles)
-        if (now < end) | (not BALANCED):
+        if (now < end) | alone:
             q = tl.load(q_ptr + seq_64 * stride_qs + head[:, None] * stride_qh + dim[None, :], mask=in_rows, other=0)
             acc, m, l = attend(
                 q, k_ptr, v_ptr, table_ptr + seq_64 * stride_table,
@@ -178,7 +201,7 @@ def decode_kernel(
 @triton.jit
 def combine_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, lens_ptr,
-    num_seqs, capacity, num_splits, num_runs, stride_os, stride_oh,
+    num_seqs, capacity, num_splits, num_runs, num_sms, stride_os, stride_oh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr,
     BALANCED: tl.constexpr, WITH_LSE: tl.constexpr, PDL: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_PARTS: tl.constexpr,
@@ -197,13 +220,13 @@ def combine_kernel(
         end = tl.sum(tl.where(index <= seq, tiles, 0), 0)
         first = run_of(begin, num_tiles, num_runs)
         num_parts = tl.where(begin < end, run_of(end - 1, num_tiles, num_runs) - first + 1, 0)
+        done = (num_parts == 1) | keep_whole(tiles, num_tiles, num_seqs, num_sms, PAIRS)
     else:
         first = seq * num_splits
-        num_parts = num_splits
+        num_parts, done = num_splits, False
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
-    if (num_parts == 1) & BALANCED:
+    if done:
         return
     dim = tl.arange(0, BLOCK_D)
     m = tl.full((), float("-inf"), tl.float32)
@@ -284,10 +307,11 @@ def _launch(
     pairs = num_kv_heads * triton.cdiv(group, rule.block_m)
     balanced = num_splits is None and num_seqs <= MAX_BALANCED_SEQS
     splits = num_splits or 1
-    num_runs = triton.cdiv(runtime.num_multiprocessors(q.device) * rule.programs_per_sm, pairs)
-    num_programs = pairs * (num_runs if balanced else num_seqs * splits)
+    num_sms = runtime.num_multiprocessors(q.device)
+    num_runs = rules.num_runs(rule, pairs, num_sms, runtime.interpreted())
+    num_programs = pairs * (max(num_runs, num_seqs) if balanced else num_seqs * splits)
     split = balanced or splits > 1
-    num_parts = num_programs * (2 if balanced else 1) if split else 0
+    num_parts = (2 * num_runs * pairs if balanced else num_programs) if split else 0
     parts = torch.empty((num_parts, rule.block_m, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_parts, rule.block_m), dtype=torch.float32, device=q.device)
     bits = runtime.reads_bf16_bits(q.dtype)
@@ -303,16 +327,17 @@ def _launch(
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
     decode_kernel[(num_programs,)](
         kernel_out, lse, parts, part_lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
-        block_table, context_lens, scale * LOG2_E, num_seqs, capacity, splits, num_runs,
+        block_table, context_lens, scale * LOG2_E, num_seqs, capacity, splits, num_runs, num_sms,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         BLOCK_SIZE=k_cache.shape[1], SPLIT=split, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
         BF16_BITS=bits, num_warps=rule.num_warps, num_stages=rule.num_stages, **shape,
     )  # fmt: skip
     if split:
+        few = num_seqs * num_heads <= 4 * num_sms
         combine_kernel[(num_seqs * num_heads,)](
             kernel_out, lse, parts, part_lse, context_lens,
-            num_seqs, capacity, splits, num_runs, kernel_out.stride(0), kernel_out.stride(1),
-            BLOCK_PARTS=16, num_warps=4, **shape,
+            num_seqs, capacity, splits, num_runs, num_sms, kernel_out.stride(0), kernel_out.stride(1),
+            BLOCK_PARTS=64 if few else 16, num_warps=8 if few else 2, **shape,
         )  # fmt: skip
     if bits:
         out.copy_(kernel_out)

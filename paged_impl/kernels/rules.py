@@ -73,6 +73,14 @@ def decode_rule(
     return DecodeRule(block_m, block_n, num_warps=4, num_stages=3, programs_per_sm=3)
 
 
+def num_runs(rule: DecodeRule, pairs: int, num_sms: int, interpreted: bool) -> int:
+    """Equal runs that the balanced schedule cuts a batch into, for each (KV head, head tile) pair.
+
+    Interpreted: 3, so that runs end within sequences at little cost (every program costs milliseconds).
+    """
+    return 3 if interpreted else int(triton.cdiv(num_sms * rule.programs_per_sm, pairs))
+
+
 def prefill_rule(
     group: int, head_dim: int, max_query_len: int, dtype: torch.dtype, capability: int
 ) -> PrefillRule:

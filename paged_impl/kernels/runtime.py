@@ -10,9 +10,8 @@ from functools import lru_cache
 import torch
 import triton
 
-# Programs that an interpreted launch spreads its work over: few, because each costs milliseconds, and odd, so that
-# partitions end in the middle of sequences.
-INTERPRETED_PROGRAMS = 3
+# What an interpreted run takes for the number of multiprocessors: small batches count as small, as they do on a GPU.
+INTERPRETED_MULTIPROCESSORS = 16
 
 
 def interpreted() -> bool:
@@ -42,9 +41,9 @@ def require_runnable(tensor: torch.Tensor) -> None:
 
 @lru_cache(maxsize=None)
 def num_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; for an interpreted run, INTERPRETED_PROGRAMS."""
+    """Multiprocessors of a CUDA device; for an interpreted run, INTERPRETED_MULTIPROCESSORS."""
     if device.type != "cuda":
-        return INTERPRETED_PROGRAMS
+        return INTERPRETED_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
