@@ -110,12 +110,14 @@ def _simpler_geometry(geometry: Geometry) -> Iterator[Geometry]:
 
 
 def _smaller_pool(geometry: Geometry, ops: tuple[Operation, ...]) -> Iterator[Trace]:
-    """One block less in the pool and in what must fill it: a block out of every run at the same place, or out of one."""
+    """One block less in the pool and in what must fill it: a sequence, or a block out of every run, or out of one."""
     if geometry.num_blocks < 2:
         return
     size = geometry.block_size
     smaller = msgspec.structs.replace(geometry, num_blocks=geometry.num_blocks - 1)
     runs = [(index, op.tokens) for index, op in enumerate(ops) if isinstance(op, Admit | Allocate | Append)]
+    for name in sorted({name for op in ops for name in _names(op)}):
+        yield smaller, tuple(op for op in ops if name not in _names(op))
     longest = max((len(tokens) for _, tokens in runs), default=0)
     for start in range(0, min(longest, 8 * size), size):
         yield smaller, tuple(_without(op, start, size) for op in ops)
