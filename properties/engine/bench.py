@@ -113,6 +113,7 @@ class EngineBench:
                 state.marks["a freed block was reused"] += 1
             state.handed[block] = state.step
             state.from_host.pop(block, None)
+            state.taker[block] = request.name
             self._note(block, f"handed to {request.name}")
 
     def _hand_out(self, arrivals: Sequence[tuple[Row, Request]]) -> None:

@@ -181,6 +181,8 @@ def _not_alone(state: EngineState, request: Request, slot: int, own: bool, writt
     if slot in written:
         return f"which a row of request {written[slot]} writes in the same step"
     others = [r.name for r in state.requests.values() if r is not request and block in r.blocks]
+    if others and state.capabilities.same_step_sharing and state.taker.get(block) == request.name:
+        return ""  # it writes its own block, which others hit meanwhile: what they read there is judged by its content
     if others:
         return f"which request {others[0]} holds too"
     if own or block in request.blocks:

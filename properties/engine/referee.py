@@ -44,11 +44,11 @@ class EngineReferee(EngineBench):
             return _HANDLERS[type(operation)](self, operation)
         except Crashed as crash:
             state.judged["CRASH-1"] += 1
-            state.report("CRASH-1", f"{operation.kind}: {crash}")
+            state.report("CRASH-1", str(crash))
             return "crashed"
         except Refused as refusal:
             state.judged["CRASH-1"] += 1
-            state.report("CRASH-1", f"{operation.kind} was refused with {refusal}, but only submit may refuse")
+            state.report("CRASH-1", f"the target refused with {refusal}, but only submit may refuse")
             return "crashed"
 
     # ---- requests come and go ----------------------------------------------------------------------------------------

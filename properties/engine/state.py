@@ -45,7 +45,7 @@ class EngineState(State):
     """The model's side of one trace on an engine.
 
     `requests` are the live ones (the same as `live`). `ended` are the names that were live once. `from_host[block]` is the
-    launch that filled the block from host memory. `since_progress` counts steps since a token was told or the set of
+    launch that filled the block from host memory, `taker[block]` the request that it was last handed to. `since_progress` counts steps since a token was told or the set of
     requests changed; `idle` the last empty steps in a row with nothing in flight.
     """
 
@@ -59,6 +59,7 @@ class EngineState(State):
         self.ended: dict[str, int] = {}
         self.flights: list[Flight] = []
         self.from_host: dict[int, int] = {}
+        self.taker: dict[int, str] = {}
         self.num_launched = 0
         self.since_progress = 0
         self.idle = 0

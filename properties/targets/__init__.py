@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,14 @@ BUILTIN: dict[str, Builtin] = {
     "tokasaurus": Builtin("blocks", "properties.targets.tokasaurus:Tokasaurus", "tokasaurus' BlockAllocator"),
 }
 
+WITH_PATH: dict[str, Builtin] = {
+    "nano-vllm": Builtin("engine", "properties.targets.nano_vllm:NanoVllm", "nano-vllm at any commit: nano-vllm:PATH"),
+    "nano-vllm-manager": Builtin(
+        "blocks", "properties.targets.nano_vllm:NanoVllmManager", "its block manager alone: nano-vllm-manager:PATH"
+    ),
+}
+"""Built-in targets of which the user names the checkout: `name:PATH`."""
+
 
 def builtin_error(name: str) -> str | None:
     """Why a built-in target cannot run here, with the remedy; None if it can."""
@@ -77,6 +86,9 @@ def load(name: str) -> Target:
     if name in BUILTIN:
         entry = BUILTIN[name]
         return Target(name, entry.level, _object(entry.where, name))
+    base, _, path = name.partition(":")
+    if base in WITH_PATH:
+        return _with_path(name, WITH_PATH[base], path)
     plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name in plugins:
         return _target(name, plugins[name].load())
@@ -86,6 +98,14 @@ def load(name: str) -> Target:
     raise UsageError(
         f"no target {name!r}; near it: {near}. A target of your own is given as module:object or path.py:object"
     )
+
+
+def _with_path(name: str, entry: Builtin, path: str) -> Target:
+    if not path:
+        raise UsageError(f"target {name!r} needs the path of a checkout: {name.rstrip(':')}:PATH")
+    make = _object(entry.where, name)
+    make(path)  # a wrong path is the user's mistake, to be said now
+    return Target(name, entry.level, partial(make, path))
 
 
 def _target(name: str, found: Any) -> Target:
