@@ -77,5 +77,5 @@ class ShadowMemory:
         """The last events of a block, oldest first, in one sentence."""
         events = self.events[block][-last:]
         if not events:
-            return f"{self.space} block {block} was never handed out"
+            return f"{self.space} block {block}: never handed out"
         return f"{self.space} block {block}: " + "; ".join(f"{what} at step {step}" for step, what in events)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from properties.case import Case, encode, fingerprint, write
 from properties.contract import VIOLATIONS
 from properties.judging import Results
 from properties.report import explain
 from properties.targets import Unavailable
+
+SAVED = Path("pagefault-out") / "pytest"
+"""Where the cases of failing properties are kept, from the folder that pytest was started in."""
 
 
 def check(contract: Any, clause_id: str, target_name: str) -> None:
@@ -18,14 +24,13 @@ def check(contract: Any, clause_id: str, target_name: str) -> None:
     results = results_of(contract, target_name)
     finding = results.findings.get(clause_id)
     if finding is not None:
-        replay = f"pagefault repro CASE.json, with the case below saved; or: pytest properties --target {target_name}"
-        text = explain(finding.case, finding.broken_at) + "\n\n" + _case_text(finding.case) + f"\n{replay}"
         if finding.known is not None:
             pytest.xfail(f"known: {finding.known.tracker}")
-        raise VIOLATIONS[clause_id](text)
+        raise VIOLATIONS[clause_id](explain(finding.case, finding.broken_at, _replay(finding.case)))
+    if clause_id.startswith("CRASH"):
+        assert results.tally.steps, f"{clause_id}: nothing was called"
+        return
     if clause_id not in results.applicable:
-        if clause_id.startswith("CRASH"):
-            return  # judged by every call that returned
         pytest.skip(f"{target_name} does not offer or promise what {clause_id} judges")
     if not results.judged[clause_id]:
         pytest.fail(f"{clause_id} applies to {target_name} but was never judged: a clean verdict would say nothing")
@@ -43,7 +48,13 @@ def results_of(contract: Any, target_name: str) -> Results:
     return results
 
 
-def _case_text(case: Any) -> str:
-    from properties.case import encode
-
-    return encode(case).decode()
+def _replay(case: Case) -> str:
+    """Save the case and say how to replay it; where it cannot be saved, the case itself."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", case.target).strip("-")
+    file = SAVED / f"{name}-{case.property}-{fingerprint(case)}.json"
+    try:
+        SAVED.mkdir(parents=True, exist_ok=True)
+        write(case, file)
+    except OSError as error:
+        return f"pagefault repro FILE, with this in it ({SAVED} cannot be written: {error.strerror}):\n{encode(case).decode()}"
+    return f"pagefault repro {file}"

@@ -1,7 +1,5 @@
 """A clean verdict that reached nothing is not a verdict: states that must have been seen, and useful work."""
 
-import pytest
-
 from properties.chapter import results_of
 from properties.plugin import Session
 

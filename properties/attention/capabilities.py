@@ -46,6 +46,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     max_context: int = 64
     max_queries: int = 12
     max_rows: int = 4
+    max_programs: int | None = None
     num_splits: bool = False
     window: bool = False
     any_scale: bool = True

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,12 @@ def execute(
     """The result of `call()`, or how it failed. Raises AdapterError where the adapter itself is at fault."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and guard.why_unavailable() is None
     try:
-        with uninitialised_memory_filled(), guard.guarded(protected) if interpreted else nullcontext():
+        # NumPy's warnings about NaN and infinity are those of interpreted kernels on poisoned memory.
+        with (
+            np.errstate(all="ignore"),
+            uninitialised_memory_filled(),
+            guard.guarded(protected) if interpreted else nullcontext(),
+        ):
             return call()
     except Exception as error:
         return _sorted_out(target, error)

@@ -73,7 +73,7 @@ class Judge:
         scene = build(case, contents, self.device, want_lse=want_lse and self.capabilities.lse_base is not None)
         before = scene.memory.snapshot()
         operation = getattr(self.target, case.operation)
-        protected = protection(scene.memory, scene.readable, None, strict_reads=self.capabilities.reads_only_owned)
+        protected = protection(scene.memory, scene.owned, None, strict_reads=self.capabilities.reads_only_owned)
         result = execute(self.target, lambda: operation(scene.memory.pool, scene.batch), protected)
         if isinstance(result, Fault | Refused):
             return Reading(scene, None, (), result)

@@ -29,7 +29,7 @@ class Scene:
     batch: Batch
     keys: Tensor
     values: Tensor
-    readable: Tensor
+    owned: Tensor
 
 
 def first_readable(case: ReadCase, row: Row) -> int:
@@ -48,19 +48,22 @@ def build(case: ReadCase, contents: Mapping[int, Content], device: str, *, want_
     keys, values = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
     fill(keys, case.poison_k, _attractor(case, contents))
     fill(values, case.poison_v)
-    readable = torch.zeros(shape[:2], dtype=torch.bool)
+    owned = torch.zeros(shape[:2], dtype=torch.bool)
     for row in case.rows:
         start, stop = first_readable(case, row), row.context_len
         positions = torch.arange(start, stop)
         blocks = torch.tensor(row.table, dtype=torch.long)[positions // case.block_size]
         keys[blocks, positions % case.block_size] = contents[row.key].k[start:stop]
         values[blocks, positions % case.block_size] = contents[row.key].v[start:stop]
-        readable[blocks, positions % case.block_size] = True
+        everything = torch.arange(stop)
+        owned[
+            torch.tensor(row.table, dtype=torch.long)[everything // case.block_size], everything % case.block_size
+        ] = True
     geometry = Geometry(case.num_blocks, case.block_size, case.num_kv_heads, case.head_size, dtype, layout)
     memory = allocate(geometry, case.pool_form, device, case.seed)
     memory.pool.key_cache.copy_(pack_keys(keys, layout))
     memory.pool.value_cache.copy_(pack_values(values, layout))
-    return Scene(case, contents, memory, _batch(case, contents, device, want_lse), keys, values, readable)
+    return Scene(case, contents, memory, _batch(case, contents, device, want_lse), keys, values, owned)
 
 
 def _attractor(case: ReadCase, contents: Mapping[int, Content]) -> Tensor | None:

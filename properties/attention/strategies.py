@@ -55,6 +55,8 @@ READ_VARIATIONS: tuple[Variation, ...] = (
     "high_count",
 )
 
+SPLITS: tuple[int | None, ...] = (2, None, 3, 1, 5, 8)
+
 VALUES: tuple[Values, ...] = ("peaked", "peaked", "peaked", "normal", "large", "equal")
 
 
@@ -90,14 +92,19 @@ def reads(
     rows, num_blocks = draw(_rows(capabilities, operation, block_size))
     dtype, layout, head_size = draw(_types(capabilities, capabilities.layouts))
     window = draw(st.none() | st.integers(1, 2 * block_size + 2)) if capabilities.window else None
-    splits: st.SearchStrategy[int | None] = evenly((2, None, 1, 3, 5, 8))
+    room = (capabilities.max_programs or 2**31) // len(rows)  # for KV heads x partitions
+    splits = (
+        tuple(n for n in SPLITS if (n or 1) <= room) if capabilities.num_splits and operation == "decode" else (None,)
+    )
+    num_splits = draw(evenly(splits), label="partitions")
+    heads = tuple(n for n in capabilities.kv_heads if n * (num_splits or 1) <= room) or capabilities.kv_heads[:1]
     poisons = evenly(capabilities.withstands or ("zero",))
     return ReadCase(
         operation="decode" if operation == "decode" else "prefill",
         rows=rows,
         num_blocks=num_blocks,
         block_size=block_size,
-        num_kv_heads=draw(evenly(capabilities.kv_heads), label="KV heads"),
+        num_kv_heads=draw(evenly(heads), label="KV heads"),
         ratio=draw(evenly(capabilities.ratios), label="query heads per KV head"),
         head_size=head_size,
         dtype=dtype,
@@ -105,7 +112,7 @@ def reads(
         seed=draw(SEEDS),
         scale=draw(st.sampled_from([None, 0.1, 1.0])) if capabilities.any_scale else None,
         window=window,
-        num_splits=draw(splits) if capabilities.num_splits and operation == "decode" else None,
+        num_splits=num_splits,
         values=draw(evenly(VALUES)),
         poison_k=draw(poisons),
         poison_v=draw(poisons),

@@ -45,4 +45,4 @@ def judge_empty(state: State) -> None:
         return
     missing = sorted(state.usable - set(state.free) - (state.cached or frozenset()))
     if missing:
-        state.report("ALLOC-5", f"after everything was freed, blocks {missing} are neither free nor cached")
+        state.report("ALLOC-5", f"after everything was freed, blocks {missing} are neither free nor cached: lost")

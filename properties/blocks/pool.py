@@ -11,7 +11,8 @@ from properties.protocol import slots_from_table
 
 
 def _names(blocks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(blocks)))
+    found = sorted(blocks)
+    return f"block {found[0]} is" if len(found) == 1 else f"blocks {', '.join(map(str, found))} are"
 
 
 def judge_slots(state: State, seq: LiveSequence) -> bool:
@@ -125,17 +126,17 @@ def _conservation_problem(state: State, free: Sequence[int], free_set: set[int])
         return f"block {twice} is on the free list twice: {list(free)}"
     outside = free_set - state.usable
     if outside:
-        return f"the free list holds {_names(outside)}: reserved, or outside the pool of {state.geometry.num_blocks}"
+        return f"on the free list: {_names(outside)} reserved, or outside the pool of {state.geometry.num_blocks}"
     cached: Collection[int] = state.cached or ()
     if cached:
         overlap = free_set & set(cached)
         if overlap and not state.capabilities.cached_overlaps_free:
-            return f"blocks {_names(overlap)} are cached and free at once, which the target does not declare"
+            return f"{_names(overlap)} cached and free at once, which the target does not declare"
     leaked = state.usable - free_set - state.holders.keys() - set(cached)
     if leaked:
         block = min(leaked)
         return (
-            f"blocks {_names(leaked)} are neither free, nor held by a sequence, nor cached: they are lost. "
+            f"{_names(leaked)} neither free, nor held by a sequence, nor cached: lost. "
             f"History of {state.shadow.history(block)}"
         )
     return None

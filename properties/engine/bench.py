@@ -55,14 +55,18 @@ class EngineBench:
             self._look()
         self._judge_tables()
         self._look_at_pool()
-        progress.judge_live(state, self.probe.live())
         progress.judge_pace(state)
 
     def _look(self) -> None:
-        """Ask for the slots of every live request; what they have lost and gained follows."""
+        """Ask who is live, and for the slots of each request; what they have lost and gained follows."""
         probe = self.probe
+        named = set(probe.live())
+        for name in progress.judge_live(self.state, named):
+            self._end(name, "lost with")
         moved = []
         for request in self.state.requests.values():
+            if request.name not in named:
+                continue  # its last token is in flight, and the target has let go of it
             slots = probe.slots(request.name, request.slots)
             if slots is not request.slots:
                 old = request.blocks

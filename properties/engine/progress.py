@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Set
 
 from properties.contract import AdapterError
 from properties.engine.protocol import Step
@@ -65,20 +65,23 @@ def too_many(request: Request) -> str:
     return f"request {request.name} has all its {request.max_new_tokens} new tokens, and a row samples one more"
 
 
-def judge_live(state: EngineState, live: Sequence[str]) -> None:
-    """The target's own account of who has not ended is right. The last token of a request may be in flight."""
-    names = set(live)
+def judge_live(state: EngineState, names: Set[str]) -> list[str]:
+    """The target's own account of who has not ended is right; returns the requests that it has lost.
+
+    A request whose last token is in flight may be gone from it already.
+    """
     for name in names - state.requests.keys():
         if name not in state.ended:
-            raise AdapterError(
-                f"live() names {name!r}, which was never submitted", "return the names that submit was given"
-            )
+            raise AdapterError(f"live() names {name!r}, which was never submitted", "return the names that submit was given")
         state.report("LIVE-1", f"live() still names request {name}, which ended at step {state.ended[name]}")
+    lost = []
     for name in state.requests.keys() - names:
         request = state.requests[name]
         if request.sampled < request.max_new_tokens:
+            lost.append(name)
             state.report(
                 "LIVE-1",
                 f"live() does not name request {name}, which has {request.told} of its {request.max_new_tokens} new tokens: "
                 "it is lost",
             )
+    return lost

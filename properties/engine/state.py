@@ -45,8 +45,9 @@ class EngineState(State):
     """The model's side of one trace on an engine.
 
     `requests` are the live ones (the same as `live`). `ended` are the names that were live once. `from_host[block]` is the
-    launch that filled the block from host memory, `taker[block]` the request that it was last handed to. `since_progress` counts steps since a token was told or the set of
-    requests changed; `idle` the last empty steps in a row with nothing in flight.
+    launch that filled the block from host memory, `taker[block]` the request that it was last handed to. `since_progress`
+    counts steps since a token was told or the set of requests changed; `idle` the last empty steps in a row with nothing
+    in flight.
     """
 
     geometry: EngineGeometry
