@@ -223,7 +223,7 @@ class Scheduler:
     def _admit(self, request: Request, draft: _Draft) -> bool:
         """Give blocks to the first that waits, and its first row. False where there is no room: nobody overtakes it."""
         manager, name = self.manager, request.name
-        spare = len(self._running)  # one block each, or the newcomer is preempted in the next steps
+        spare = self._num_spare()
         if request.swapped:
             if manager.blocks_needed_swap_in(name) + spare > manager.num_free:
                 return False
@@ -239,6 +239,10 @@ class Scheduler:
         self._running.sort(key=_arrival)
         self._continue(request, draft)
         return True
+
+    def _num_spare(self) -> int:
+        """Blocks that an admission leaves free: one for each running request, or the newcomer is preempted at once."""
+        return len(self._running)
 
     def _add_row(self, request: Request, num_new: int, draft: _Draft) -> None:
         start = request.num_scheduled

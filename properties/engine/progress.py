@@ -72,7 +72,9 @@ def judge_live(state: EngineState, names: Set[str]) -> list[str]:
     """
     for name in names - state.requests.keys():
         if name not in state.ended:
-            raise AdapterError(f"live() names {name!r}, which was never submitted", "return the names that submit was given")
+            raise AdapterError(
+                f"live() names {name!r}, which was never submitted", "return the names that submit was given"
+            )
         state.report("LIVE-1", f"live() still names request {name}, which ended at step {state.ended[name]}")
     lost = []
     for name in state.requests.keys() - names:

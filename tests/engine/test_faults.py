@@ -1,0 +1,75 @@
+"""Negative controls: each seeded fault is found by its clause, and our engine breaks none."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from properties.drive import drive
+from properties.engine.coverage import applicable, marks
+from properties.engine.protocol import offered
+from properties.engine.spec import SPEC
+from properties.targets.engine_ours import OurEngine
+from properties.trial import EVERYTHING
+
+MOST_SEEDS = 600
+"""Traces within which a fault must show; most show in fewer than ten."""
+
+
+def _load_faults():
+    spec = importlib.util.spec_from_file_location("engine_faults", Path(__file__).with_name("faults.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["engine_faults"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_MODULE = _load_faults()
+FAULTS = _MODULE.FAULTS
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found(name: str) -> None:
+    target, clause = FAULTS[name]
+    seen: set[str] = set()
+    for seed in range(MOST_SEEDS):
+        _, verdict = drive(SPEC, target, seed, tolerate=EVERYTHING)
+        assert verdict.adapter is None, verdict.adapter
+        if verdict.broke(clause):
+            assert verdict.message(clause)
+            return
+        seen |= {breach.property for breach in verdict.breaches}
+
+    pytest.fail(f"{name}: {clause} not broken in {MOST_SEEDS} traces; broken were {sorted(seen) or 'none'}")
+
+
+def test_swaps_in_both_directions_are_fine_in_their_own_order() -> None:
+    for seed in range(300):
+        _, verdict = drive(SPEC, _MODULE.SwapsBothWays, seed)
+        assert not verdict.breaches, verdict.breaches
+
+
+def test_every_clause_of_the_level_has_a_fault() -> None:
+    sample = OurEngine()
+    clauses = applicable(sample.capabilities, offered(sample))
+
+    assert clauses <= {clause for _, clause in FAULTS.values()}
+
+
+def test_our_engine_breaks_nothing_and_reaches_everything() -> None:
+    sample = OurEngine()
+    judged: set[str] = set()
+    reached: set[str] = set()
+    for seed in range(300):
+        _, verdict = drive(SPEC, OurEngine, seed)
+        assert verdict.adapter is None
+        assert not verdict.breaches, verdict.breaches
+        assert not verdict.state.requests, "not idle at the end"
+        judged |= {id for id, count in verdict.state.judged.items() if count}
+        reached |= set(verdict.state.marks)
+
+    assert applicable(sample.capabilities, offered(sample)) <= judged
+    assert marks(sample.capabilities, offered(sample)) <= reached
