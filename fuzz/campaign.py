@@ -168,8 +168,7 @@ class Campaign:
     def _step(self) -> None:
         for slot in range(self.options.workers):
             self._occupy(slot)
-        for key, _ in self.selector.select(TICK_S):
-            self._hear(key.data)
+        self._hear_all()
         for worker in list(self.workers.values()):
             self._watch_over(worker)
         self._collect()
@@ -230,18 +229,31 @@ class Campaign:
         worker = Worker(Child(run.name, self.options.device, arguments), run, slot, path, busy=(0, 0))
         self.workers[slot, run.name] = worker
         self.selector.register(worker.child, selectors.EVENT_READ, worker)
+        self.selector.register(worker.child.output, selectors.EVENT_READ, worker)
+
+    def _hear_all(self) -> None:
+        """Wait a moment for replies, and for output, which is thrown away."""
+        for key, _ in self.selector.select(TICK_S):
+            worker: Worker = key.data
+            if (worker.slot, worker.run.name) not in self.workers:
+                continue  # dropped a moment ago, for what another reply said
+            if key.fileobj is worker.child:
+                self._hear(worker)
+            elif not worker.child.drain_output():
+                self.selector.unregister(worker.child.output)
 
     def _drop(self, worker: Worker) -> None:
         if self.workers.pop((worker.slot, worker.run.name), None) is not None:
             self.selector.unregister(worker.child)
+            with contextlib.suppress(KeyError):  # it closed its output itself
+                self.selector.unregister(worker.child.output)
             worker.child.stop()
 
     def _await_slices(self) -> None:
         """The last slices end with the campaign's time; their counts are worth half a second."""
         stop = time.monotonic() + 0.5
         while not self.stopping and time.monotonic() < stop and any(w.busy for w in self.workers.values()):
-            for key, _ in self.selector.select(TICK_S):
-                self._hear(key.data)
+            self._hear_all()
 
     def _end_workers(self) -> None:
         for worker in list(self.workers.values()):
@@ -292,6 +304,8 @@ class Campaign:
 
     def _adapter(self, worker: Worker, reply: messages.Broken) -> None:
         run = worker.run
+        if run.state == "adapter":
+            return  # another worker said so a moment ago
         run.state, run.reason = "adapter", f"{reply.problem}. Remedy: {reply.remedy}"
         self.folder.event("adapter", target=run.name, problem=reply.problem, remedy=reply.remedy, trace=reply.trace)
         self.tell(f"ADAPTER {run.name}: {run.reason}")
@@ -323,7 +337,7 @@ class Campaign:
         self.folder.event("worker-died", target=run.name, how=how, output=words[-1000:])
         if not ready or run.deaths > MOST_DEATHS:
             run.state = "adapter" if ready else "failed"
-            run.reason = f"{how}{' while it was imported' * (not ready)}, {run.deaths} times in a row. Mend it first"
+            run.reason = f"{how} {f'{run.deaths} times in a row' if ready else 'while it was imported'}. Mend it first"
             self.tell(f"{run.name} is given up: {run.reason} Its last output: {words[-300:] or 'none'}")
             return
         tail = journal.read(worker.journal, spec_of(run.ready.level)) if run.ready else None  # type: ignore[arg-type]
@@ -335,6 +349,8 @@ class Campaign:
         if tail.geometry is None:
             self._constructor_died(run, how)
         else:
+            run.tally.cases += 1
+            run.tally.operations += len(tail.operations)
             self._suspect_death(run, tail, how, signal)
 
     def _constructor_died(self, run: TargetRun, how: str) -> None:
@@ -390,6 +406,8 @@ class Campaign:
 
     def _file(self, evidence: Evidence) -> None:
         run, suspect = self.runs[evidence.suspect.target], evidence.suspect
+        if run.state == "adapter":
+            return  # nothing that this adapter says counts any more
         case, id = evidence.case, evidence.suspect.property
         if case is None:
             self.folder.event("unreadable", target=run.name, path=str(suspect.path), detail=evidence.detail)

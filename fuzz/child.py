@@ -41,8 +41,8 @@ class Child:
         os.close(commands_read)
         os.close(replies_write)
         assert self.process.stdout is not None  # a pipe was asked for
-        self._output = self.process.stdout.fileno()
-        for file in (self._replies, self._output):
+        self.output = self.process.stdout.fileno()
+        for file in (self._replies, self.output):
             os.set_blocking(file, False)
         self._pending = b""
         self._words = b""
@@ -66,7 +66,7 @@ class Child:
 
     def replies(self) -> Iterator[messages.Reply]:
         """The replies that have come in. Never blocks."""
-        self._words = (self._words + _drain(self._output)[0])[-LAST_WORDS:]
+        self.drain_output()
         data, self.deaf = _drain(self._replies)
         data = self._pending + data
         *lines, self._pending = data.split(b"\n")
@@ -78,6 +78,12 @@ class Child:
             if isinstance(reply, messages.Ready):
                 self.ready = reply
             yield reply
+
+    def drain_output(self) -> bool:
+        """Read what the target printed, so that it never waits for us. Whether more can come."""
+        words, closed = _drain(self.output)
+        self._words = (self._words + words)[-LAST_WORDS:]
+        return not closed
 
     def poll(self) -> str | None:
         """How the process ended, in words ("" for a normal end); None while it lives."""
@@ -98,7 +104,7 @@ class Child:
 
     def last_words(self) -> str:
         """The end of what the child printed."""
-        self._words = (self._words + _drain(self._output)[0])[-LAST_WORDS:]
+        self.drain_output()
         return self._words.decode(errors="replace").strip()
 
     def stop(self) -> None:
@@ -156,8 +162,11 @@ def ask(child: Child, command: messages.Message | None, timeout_s: float) -> mes
     stop = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         selector.register(child, selectors.EVENT_READ)
+        selector.register(child.output, selectors.EVENT_READ)
         while True:
-            selector.select(min(0.2, max(0.0, stop - time.monotonic())))
+            for key, _ in selector.select(min(0.2, max(0.0, stop - time.monotonic()))):
+                if key.fileobj == child.output and not child.drain_output():
+                    selector.unregister(child.output)
             for reply in child.replies():
                 return reply
             how = child.poll()

@@ -62,7 +62,7 @@ def _examine(suspect: Suspect, case: Case, device: str, limit_s: float, seconds:
     worker = child.start(suspect.target, device)
     try:
         command = messages.Confirm(case=encode(case).decode(), limit_s=limit_s, preceding=suspect.preceding)
-        confirmed = child.ask(worker, command, ANSWER_S + 6 * limit_s * max(1, len(suspect.preceding)))
+        confirmed = child.ask(worker, command, 5 * ANSWER_S + 20 * limit_s)
         if not isinstance(confirmed, messages.Confirmed):
             return "error", case, f"unexpected answer {confirmed}"
         if confirmed.how != "failed":

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 BEAT = b""
 """An empty frame: the work goes on."""
+_DONE = b"\x00done"
+"""The last frame: a target that calls `os._exit(0)` must not pass for one that came to its end."""
 
 Emit = Callable[[bytes], None]
 
@@ -35,6 +37,7 @@ class Ended:
     died: str = ""
     hung: bool = False
     late: bool = False
+    done: bool = False
     signal: int = 0
 
     @property
@@ -75,6 +78,7 @@ def _work_and_exit(work: Callable[[Emit], None], writer: int) -> None:
     try:
         die_with_parent()
         work(lambda frame: _write_all(writer, struct.pack("<I", len(frame)) + frame))
+        _write_all(writer, struct.pack("<I", len(_DONE)) + _DONE)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -114,6 +118,9 @@ def _split(data: bytes, ended: Ended, on_frame: Callable[[bytes], None] | None) 
         if frame == BEAT:
             ended.beats += 1
             continue
+        if frame == _DONE:
+            ended.done = True
+            continue
         ended.frames.append(frame)
         if on_frame is not None:
             on_frame(frame)
@@ -136,6 +143,8 @@ def _reap(pid: int, ended: Ended, limit_s: float) -> None:
     if not (ended.hung or ended.late):
         code = os.waitstatus_to_exitcode(status)
         ended.died, ended.signal = describe_exit(code), max(0, -code)
+        if not code and not ended.done:
+            ended.died = "the process ended itself with exit status 0"
 
 
 def describe_exit(code: int) -> str:

@@ -22,6 +22,8 @@ from properties.trial import EVERYTHING, Verdict, run_trace
 Say = Callable[[messages.Message], None]
 CRASH = "CRASH-2"
 """The clause that a death or a hang of the process breaks."""
+MADE_WRONG = "making the adapter"
+"""How a problem begins that is the adapter's own, and not that of a machine where something is missing."""
 TRIES = 4
 """How often a case is tried alone before it counts as one that does not fail by itself."""
 
@@ -56,11 +58,11 @@ def make(target: Target, limit_s: float) -> messages.Made:
             emit(b" ")
         except Exception as error:
             plain = isinstance(error, UsageError)
-            emit((str(error) if plain else f"making it raised {type(error).__name__}: {error}").encode())
+            emit((str(error) if plain else f"{MADE_WRONG} raised {type(error).__name__}: {error}").encode())
 
     ended = in_fork(work, limit_s=limit_s)
     if ended.failed:
-        return messages.Made(problem=ended.died or f"making it did not end within {limit_s:g} s")
+        return messages.Made(problem=f"{MADE_WRONG}: {ended.died or f'it did not end within {limit_s:g} s'}")
     return messages.Made(problem=ended.frames[-1].decode(errors="replace").strip())
 
 
@@ -150,9 +152,9 @@ def confirm(target: Target, case: Case, command: messages.Confirm) -> messages.C
     if failed:
         detail = f"it failed in {failed} of {TRIES} fresh processes: the target is not deterministic"
         return messages.Confirmed(how="flaky", detail=detail)
-    for count in (1, len(command.preceding)):
-        before = command.preceding[-count:] if count else ()
-        if before and _fails(_run(spec, target, case, command.limit_s, before), case.property):
+    for count in sorted({1, 20, len(command.preceding)}):
+        before = command.preceding[-count:]
+        if count <= len(command.preceding) and before and _fails(_run(spec, target, case, command.limit_s, before), case.property):
             detail = f"alone it passes, behind {len(before)} earlier cases it fails"
             return messages.Confirmed(how="leaks", detail=detail)
     return messages.Confirmed(how="gone", detail=f"it passed in {TRIES} fresh processes")

@@ -23,14 +23,14 @@ from properties.trial import Verdict, run_trace
 
 COUNTS_EVERY_S = 0.25
 """Seconds between two reports to the supervisor; what a death loses of the counts is at most this."""
-PRECEDING = 20
+PRECEDING = 1000
 """Cases before a failing one that are remembered, to tell whether state was kept between cases."""
 PATIENCE_S = 1.0
 """How far a case may run past the end of its slice before it is cut."""
 
 
 class OutOfTime(Exception):
-    """The slice is over in the middle of a slow case; nothing was found in it."""
+    """The slice is over: its time is up in the middle of a slow case, or the adapter turned out to be broken."""
 
 
 class Loop:
@@ -95,8 +95,6 @@ class Loop:
                 self._generate(command.first, command.stop)
             else:
                 self._rerun(command.paths)
-        except AdapterError as error:  # from the constructor
-            self._adapter(error, None)
         except OutOfTime:
             pass
         self._tell(finished=True)
@@ -161,7 +159,7 @@ class Loop:
         """An error of the referee's own is an internal error, never a finding."""
         try:
             return run(what)
-        except (OSError, OutOfTime, AdapterError, Unavailable):
+        except (OSError, OutOfTime, Unavailable):
             raise
         except Exception:
             self.say(messages.Unusable(why="internal", message=traceback.format_exc(limit=-6)))
@@ -233,6 +231,7 @@ class Loop:
         index = -1 if trace is None else trace[2]
         text = "" if trace is None else msgspec.json.encode(trace[:2]).decode()
         self.say(messages.Broken(problem=error.problem, remedy=error.remedy, case_index=index, trace=text))
+        raise OutOfTime
 
     # ---- counts ----------------------------------------------------------------------------------------------------
 
@@ -264,5 +263,11 @@ class Loop:
 
 
 def safe_name(target: str) -> str:
-    """A target's name as part of a file name."""
-    return "".join(char if char.isalnum() or char in "-_" else "_" for char in target)[-60:]
+    """A target's name as part of a file name; of a path only the file and the object.
+
+    >>> safe_name("../adapters/mine.py:Target"), safe_name("package.module:make"), safe_name("torch-flex")
+    ('mine-Target', 'package.module-make', 'torch-flex')
+    """
+    file, _, attribute = target.rpartition(":")
+    short = f"{file.removesuffix('.py').rsplit('/', 1)[-1]}-{attribute}" if file else target
+    return "".join(char if char.isalnum() or char in "-_." else "_" for char in short)[-60:]

@@ -43,10 +43,15 @@ def least_judged(busy_s: float) -> int:
 
 def outcome_of(run: TargetRun) -> Outcome:
     """Judge one target's part of a campaign."""
-    findings = sorted(run.findings.values(), key=lambda finding: (finding.case.property, finding.fingerprint))
+    findings = sorted(run.findings.values(), key=_order)
     new = [finding for finding in findings if finding.known is None]
     known = [finding for finding in findings if finding.known is not None]
     return Outcome(run, new, known, _unreached(run) if run.state in ("running", "done", "new") else [])
+
+
+def _order(finding: Finding) -> tuple[str, int, str]:
+    """By clause, the shortest first."""
+    return finding.case.property, len(finding.case.operations), finding.fingerprint
 
 
 def _unreached(run: TargetRun) -> list[str]:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz.campaign import Campaign, text_of
+from fuzz.loop import safe_name
 from fuzz.outcome import Outcome, exit_code, outcome_of
 from fuzz.values import plain_seconds
 
@@ -31,14 +32,14 @@ def plain(console: Console, text: str) -> None:
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     for name in ("target", "cases", "operations", "ops/s", "succeeded", "new", "known", "verdict"):
-        table.add_column(name, justify="left" if name in ("target", "verdict") else "right", no_wrap=name == "target")
+        table.add_column(name, justify="left" if name in ("target", "verdict") else "right", no_wrap=True)
     for outcome in outcomes:
         tally = outcome.run.tally
         numbers = [f"{tally.cases:,}", f"{tally.operations:,}", f"{tally.per_second:,.0f}", f"{tally.succeeded:.0%}"]
         counts = [str(len(outcome.new)), str(len(outcome.known))]
-        table.add_row(outcome.run.name, *numbers, *counts, _verdict(outcome))
+        table.add_row(safe_name(outcome.run.name), *numbers, *counts, _verdict(outcome))
     return table
 
 
@@ -55,9 +56,16 @@ def _print_target(outcome: Outcome, console: Console) -> None:
     run = outcome.run
     if run.reason:
         plain(console, f"\n{run.name}: {run.reason}")
+    shown: set[str] = set()
     for finding in outcome.new:
-        plain(console, f"\n{'FLAKY ' if finding.case.flaky else ''}{text_of(finding)}")
-        plain(console, f"case:   {finding.path}")
+        case = finding.case
+        if case.flaky:
+            plain(console, f"\nFLAKY {case.property} of {run.name}: {case.message.split(' FLAKY: ')[-1]}\ncase:   {finding.path}")
+        elif case.property in shown:
+            plain(console, f"also {case.property}, in {len(case.operations)} steps: pagefault show {finding.path}")
+        else:
+            shown.add(case.property)
+            plain(console, f"\n{text_of(finding)}\ncase:   {finding.path}")
     for finding in outcome.known:
         assert finding.known is not None
         plain(console, f"\nknown: {run.name} {finding.case.property}, {finding.known.note}")
@@ -76,6 +84,8 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
     plain(console, f"{run.name} reached: {marks}")
     if run.tally.restarts:
         plain(console, f"{run.name}: its process ended or hung {run.tally.restarts} times and was started again")
+    if any(f.case.property == "CRASH-1" for f in outcome.new) and not run.tally.marks.get("a refusal"):
+        plain(console, f"{run.name} never refused anything: if CRASH-1 means 'no room', list it in capabilities.refusals")
     for line in outcome.unreached:
         plain(console, f"{run.name} {line}. A verdict that reached nothing is none: give it more time")
 

@@ -1,0 +1,210 @@
+"""Is an adapter sound? Found out by using it as campaigns do, in forks, before its answers are believed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import xxhash
+
+from fuzz import messages
+from fuzz.check_static import Problem, static_problems
+from fuzz.isolate import BEAT, Emit, in_fork
+from fuzz.seeds import case_seed
+from properties.contract import CLAUSES, UsageError
+from properties.drive import drive
+from properties.levels import LevelSpec, spec_of
+from properties.targets import Target
+from properties.trial import EVERYTHING, run_trace
+
+NUM_DETERMINISM = 25
+"""Traces that are run twice; what depends on time, randomness or hash order shows in the first few."""
+SLOW_PER_S = 50.0
+"""Judged operations a second below which a campaign is worth little."""
+_OPENS = "build a new implementation in open(), and reset its class-level globals there"
+
+
+def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
+    """Check an adapter. What is wrong with the implementation behind it is left to `pagefault run`."""
+    spec = spec_of(target.level)
+    static = _in_fork(lambda emit: _static(target, spec, emit), command.limit_s, "making the adapter")
+    if static.problems:
+        return static
+    use = _in_fork(lambda emit: _use(target, spec, command.seconds, emit), command.limit_s, "a call")
+    if use.problems:
+        return messages.Checked(problems=use.problems, notes=(*static.notes, *use.notes))
+    repeated = _repeat(target, spec, command.limit_s)
+    return messages.Checked(
+        problems=(*static.problems, *use.problems, *repeated.problems),
+        notes=(*static.notes, *use.notes, *repeated.notes),
+    )
+
+
+def _in_fork(work: Callable[[Emit], None], limit_s: float, what: str) -> messages.Checked:
+    ended = in_fork(work, limit_s=limit_s)
+    if ended.hung:
+        return _one(f"{what} did not return within {limit_s:g} s", "no call of an adapter may wait for anything")
+    if ended.died:
+        return _one(f"{what}: {ended.died}", "an adapter must not end the process; see its output below")
+    return msgspec.json.decode(ended.frames[-1], type=messages.Checked)
+
+
+def _one(problem: str, remedy: str) -> messages.Checked:
+    return messages.Checked(problems=((problem, remedy),))
+
+
+def _answer(emit: Emit, problems: list[Problem], notes: list[str] | None = None) -> None:
+    emit(msgspec.json.encode(messages.Checked(problems=tuple(problems), notes=tuple(notes or ()))))
+
+
+# ---- what can be seen without a call -------------------------------------------------------------------------------
+
+
+def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
+    try:
+        adapter = target.make()
+    except UsageError as error:
+        return _answer(emit, [(str(error), "install what is missing")])
+    except Exception as error:
+        what = f"making the adapter raised {type(error).__name__}: {error}"
+        return _answer(emit, [(what, "its constructor takes no arguments and must not fail")])
+    problems = static_problems(adapter)
+    offers = ", ".join(sorted(spec.offered(adapter))) or "none"
+    _answer(emit, problems, [f"optional methods: {offers}"])
+
+
+# ---- legal use -----------------------------------------------------------------------------------------------------
+
+
+def _use(target: Target, spec: LevelSpec, seconds: float, emit: Emit) -> None:
+    """Cases as a campaign draws them: protocol, refusals, promises, coverage, speed."""
+    started, operations, number = time.monotonic(), 0, 0
+    judged: dict[str, int] = {}
+    marks: dict[str, int] = {}
+    broken: dict[str, tuple[str, int]] = {}
+    while time.monotonic() - started < seconds or number < 3:
+        seed = case_seed(0, target.name, number)
+        number += 1
+        _, verdict = drive(spec, target.make, seed, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
+        for breach in verdict.breaches:
+            broken.setdefault(breach.property, (breach.message, number))
+        if verdict.adapter is not None and not verdict.breaches:
+            return _answer(emit, [(verdict.adapter.problem, verdict.adapter.remedy)])
+        operations += len(verdict.applied)
+        if verdict.state is not None:
+            for counts, more in ((judged, verdict.state.judged), (marks, verdict.state.marks)):
+                for key, count in more.items():
+                    counts[key] = counts.get(key, 0) + count
+    speed = operations / (time.monotonic() - started)
+    adapter = target.make()
+    problems = _declarations(spec, adapter, broken, judged, marks)
+    notes = [f"{number} cases, {operations} operations, {speed:,.0f} judged operations a second", *_broken_notes(broken)]
+    if speed < SLOW_PER_S:
+        notes.append(f"that is slow: below {SLOW_PER_S:g} a campaign reaches little; is something rebuilt in every call?")
+    _answer(emit, problems, notes)
+
+
+def _declarations(
+    spec: LevelSpec, adapter: Any, broken: dict[str, tuple[str, int]], judged: dict[str, int], marks: dict[str, int]
+) -> list[Problem]:
+    caps, problems = adapter.capabilities, []
+    if "CRASH-1" in broken and not marks.get("a refusal"):
+        problems.append(
+            (
+                f"nothing was ever refused, but a call raised: {broken['CRASH-1'][0]}",
+                "if that means 'no room', list the exception in capabilities.refusals",
+            )
+        )
+    elif not marks.get("a refusal"):
+        problems.append(
+            ("pools of three blocks were filled and nothing was ever refused", "raise a declared refusal where there is no room")
+        )
+    for id in sorted(caps.promises & broken.keys()):
+        problems.append(
+            (
+                f"it declares the promise {id} ({CLAUSES[id].text}), and breaks it: {broken[id][0]}",
+                f"leave {id} out of capabilities.promises, or mend the implementation",
+            )
+        )
+    applicable = spec.applicable(caps, spec.offered(adapter))
+    for id in sorted(caps.promises - applicable):
+        problems.append((f"the promise {id} cannot be judged with what the adapter offers", "offer more, or leave it out"))
+    return problems
+
+
+def _broken_notes(broken: dict[str, tuple[str, int]]) -> list[str]:
+    safety = sorted(id for id in broken if CLAUSES[id].rank == "safety")
+    if not safety:
+        return []
+    return [f"the implementation behind it breaks {', '.join(safety)}: `pagefault run` finds and explains them"]
+
+
+# ---- twice the same ------------------------------------------------------------------------------------------------
+
+
+def _repeat(target: Target, spec: LevelSpec, limit_s: float) -> messages.Checked:
+    """The same traces in two processes, and twice on one adapter object."""
+    runs = [in_fork(lambda emit: _digests(target, spec, emit), limit_s=limit_s) for _ in range(2)]
+    for run in runs:
+        if run.failed or not run.frames:
+            return _one(f"a call: {run.died or 'it hung'}, the second time", "an adapter must not end the process")
+    first, second = (msgspec.json.decode(run.frames[-1], type=list[tuple[str, str]]) for run in runs)
+    problems: list[Problem] = []
+    for number, ((fresh, reused), (fresh_again, _)) in enumerate(zip(first, second, strict=True), 1):
+        if fresh != fresh_again:
+            what = f"the same trace (number {number}) gave other answers in a second process"
+            problems.append((what, "no clocks, no unseeded randomness, no order of a set or of hash()"))
+            break
+        if reused and fresh != reused:
+            what = f"the same trace (number {number}) gave other answers on an adapter that was opened before"
+            problems.append((what, _OPENS))
+            break
+    return messages.Checked(problems=tuple(problems), notes=(f"{len(first)} traces run four times over, open() included",))
+
+
+def _digests(target: Target, spec: LevelSpec, emit: Emit) -> None:
+    """Digest of the answers of each trace: on a fresh adapter, and on one that all traces share."""
+    shared = target.make()
+    found = []
+    for number in range(NUM_DETERMINISM):
+        watch = _Answers(spec)
+        seed = case_seed(1, target.name, number)
+        geometry, verdict = drive(watch.spec, target.make, seed, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
+        fresh, reused = watch.digest(), ""
+        if geometry is not None and spec.accepts(shared.capabilities, geometry):
+            again = _Answers(spec)
+            operations = tuple(verdict.applied)
+            run_trace(again.spec, lambda: shared, geometry, operations, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
+            reused = again.digest()
+        found.append((fresh, reused))
+    emit(msgspec.json.encode(found))
+
+
+class _Answers:
+    """The spec with a referee whose view of the target is digested after every operation."""
+
+    def __init__(self, spec: LevelSpec) -> None:
+        self._plain, self._hash = spec, xxhash.xxh64()
+        self.spec = dataclasses.replace(spec, referee=self._referee)
+
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits."""
+        return self._hash.hexdigest()
+
+    def _referee(self, target: Any, geometry: Any) -> Any:
+        referee = self._plain.referee(target, geometry)
+        apply, state = referee.apply, referee.state
+
+        def watched(operation: Any) -> str:
+            outcome: str = apply(operation)
+            slots = [(seq.name, tuple(seq.slots)) for seq in state.live.values()]
+            free = None if state.free is None else sorted(state.free)
+            cached = None if state.cached is None else sorted(state.cached)
+            self._hash.update(repr((outcome, slots, free, cached)).encode())
+            return outcome
+
+        referee.apply = watched
+        return referee

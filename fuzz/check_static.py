@@ -1,0 +1,111 @@
+"""What is wrong with an adapter that can be seen without calling it: methods, their arguments, declarations."""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from typing import Any
+
+from properties.contract import CLAUSES
+from properties.protocol import OPTIONAL, REQUIRED, Capabilities, missing, offered
+
+Problem = tuple[str, str]
+"""What is wrong, and what to change."""
+
+_ARGUMENTS: dict[str, int] = {
+    "open": 1,
+    "admit": 2,
+    "append": 2,
+    "free": 1,
+    "slots": 1,
+    "lookup": 1,
+    "allocate": 2,
+    "computed": 2,
+    "fork": 2,
+    "copies": 0,
+    "truncate": 2,
+    "swap_out": 1,
+    "swap_in": 1,
+    "table": 1,
+    "ref_count": 1,
+    "free_blocks": 0,
+    "cached_blocks": 0,
+    "read_slots": 1,
+    "can_admit": 1,
+    "can_append": 2,
+    "predict_admit": 1,
+    "predict_append": 2,
+    "block_bytes": 4,
+    "close": 0,
+}
+"""How many positional arguments each method is called with."""
+_SALTED = ("admit", "lookup", "allocate", "can_admit", "predict_admit")
+
+
+def static_problems(adapter: Any) -> list[Problem]:
+    """Problems of a blocks adapter, each with its remedy."""
+    lacks = missing(adapter)
+    problems: list[Problem] = [
+        (f"{type(adapter).__name__} has no method {name}", f"a blocks target needs {', '.join(REQUIRED)}") for name in lacks
+    ]
+    problems += _misspelt(adapter)
+    caps = getattr(adapter, "capabilities", None)
+    if not isinstance(caps, Capabilities):
+        what = f"{type(adapter).__name__}.capabilities is {type(caps).__name__}"
+        return [*problems, (what, "set `capabilities = Capabilities(...)` from properties.protocol")]
+    return [*problems, *_arguments(adapter, caps), *_declared(caps)]
+
+
+def _misspelt(adapter: Any) -> list[Problem]:
+    """A public method whose name is nearly that of an optional one was probably meant to be it."""
+    known = {*REQUIRED, *OPTIONAL}
+    public = [name for name in dir(adapter) if not name.startswith("_") and callable(getattr(adapter, name, None))]
+    found = []
+    for name in public:
+        near = get_close_matches(name, known - set(public), n=1, cutoff=0.85)
+        if name not in known and near:
+            found.append((f"the method {name} is never called", f"is it {near[0]}? Rename it, or give it a leading underscore"))
+    return found
+
+
+def _arguments(adapter: Any, caps: Capabilities) -> list[Problem]:
+    found = []
+    for name in [*(n for n in REQUIRED if n not in missing(adapter)), *sorted(offered(adapter))]:
+        if name not in _ARGUMENTS:
+            continue
+        keywords = {"salt": None} if caps.salts and name in _SALTED else {}
+        try:
+            inspect.signature(getattr(adapter, name)).bind(*[None] * _ARGUMENTS[name], **keywords)
+        except TypeError as error:
+            salt = " and salt=" if keywords else ""
+            found.append((f"{name} cannot be called with {_ARGUMENTS[name]} arguments{salt}: {error}", _form(name)))
+        except ValueError:
+            pass  # a builtin without a signature
+    return found
+
+
+def _form(name: str) -> str:
+    return OPTIONAL[name] if name in OPTIONAL else "see BlocksTarget in properties/protocol.py"
+
+
+def _declared(caps: Capabilities) -> list[Problem]:
+    found: list[Problem] = []
+    if not caps.block_sizes or min(caps.block_sizes) < 1:
+        found.append((f"block_sizes is {caps.block_sizes}", "name at least one size of 1 token or more"))
+    least, most = caps.num_blocks
+    if not 1 <= least <= most:
+        found.append((f"num_blocks is {caps.num_blocks}", "give the smallest and the largest pool, 1 or more"))
+    elif len(caps.reserved_blocks) >= most:
+        found.append((f"{len(caps.reserved_blocks)} reserved blocks fill the largest pool of {most}", "raise num_blocks"))
+    unknown = sorted(id for id in caps.promises if id not in CLAUSES or CLAUSES[id].rank != "promise")
+    if unknown:
+        promises = ", ".join(id for id in CLAUSES if CLAUSES[id].rank == "promise")
+        found.append((f"{', '.join(unknown)} is no promise", f"promises are {promises}"))
+    wrong = [item for item in caps.refusals if not (isinstance(item, type) and issubclass(item, BaseException))]
+    if wrong:
+        found.append((f"refusals holds {wrong[0]!r}", "list exception classes"))
+    if any(item in (Exception, BaseException) for item in caps.refusals):
+        found.append(("refusals holds Exception: every crash would pass for a refusal", "list the one class that means 'no room'"))
+    if caps.max_sequences is not None and caps.max_sequences < 1:
+        found.append((f"max_sequences is {caps.max_sequences}", "give 1 or more, or None"))
+    return found

@@ -1,0 +1,174 @@
+"""Targets with one thing wrong each: what `pagefault` must survive, find, or blame on the adapter."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from paged_impl.block_manager import BlockManager
+from properties.blocks.operations import Geometry
+from properties.protocol import Capabilities
+from properties.targets.ours import OurBlocks
+
+
+class Sound(OurBlocks):
+    """Ours under another name: nothing is wrong with it."""
+
+
+class Leaky(OurBlocks):
+    """A fault that takes three steps: the second sequence that is freed leaves a block held for ever."""
+
+    def open(self, config: Geometry) -> None:
+        super().open(config)
+        self.frees = 0
+
+    def free(self, name: str) -> None:
+        self.frees += 1
+        table = [block for block in self.manager.table(name) if block >= 0]
+        super().free(name)
+        if self.frees == 2 and table:
+            self.manager._pool.hold(table[0])
+
+
+class Segfaults(OurBlocks):
+    """Native code that dies on a fork of a sequence with three tokens or more."""
+
+    def fork(self, parent: str, child: str) -> None:
+        if self.manager.num_tokens(parent) >= 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        super().fork(parent, child)
+
+
+class Exits(OurBlocks):
+    """Native code that ends the process, politely."""
+
+    def truncate(self, name: str, length: int) -> None:
+        os._exit(0)
+
+
+class Hangs(OurBlocks):
+    """A call that never returns: a lock that nobody releases."""
+
+    def truncate(self, name: str, length: int) -> None:
+        if length >= 2:
+            time.sleep(3600)
+        super().truncate(name, length)
+
+
+class Prints(OurBlocks):
+    """Prints garbage on every stream, what looks like our own messages included."""
+
+    def admit(self, name: str, tokens: Sequence[int], salt: str | None = None) -> int:
+        sys.stdout.write('{"kind":"counts","next":99}\n\x00\xff' + "garbage " * 50)
+        os.write(1, b"\xff\xfe not text \n")
+        os.write(2, b"warnings without end\n" * 20)
+        return super().admit(name, tokens, salt)
+
+
+class KeepsState(OurBlocks):
+    """open() forgets to reset: after a while an earlier case shows through."""
+
+    shared: BlockManager | None = None
+    opened = 0
+
+    def open(self, config: Geometry) -> None:
+        super().open(config)
+        KeepsState.opened += 1
+        self.stale = KeepsState.opened > 30
+
+    def slots(self, name: str) -> Sequence[int]:
+        slots = super().slots(name)
+        return slots[::-1] if self.stale and len(slots) > 4 else slots
+
+
+class Random(OurBlocks):
+    """Answers that depend on chance."""
+
+    def open(self, config: Geometry) -> None:
+        super().open(config)
+        self.broken = random.SystemRandom().random() < 0.3
+
+    def ref_count(self, block: int) -> int:
+        return super().ref_count(block) + self.broken
+
+
+class WrongType(OurBlocks):
+    """Returns text where a number is due."""
+
+    def admit(self, name: str, tokens: Sequence[int], salt: str | None = None) -> Any:
+        return str(super().admit(name, tokens, salt))
+
+
+class RaisesItself(OurBlocks):
+    """The adapter's own line fails on legal use."""
+
+    def append(self, name: str, tokens: Sequence[int]) -> None:
+        {}[name]  # type: ignore[index]
+
+
+class Lacks:
+    """No slots, which is the one thing that every target must give."""
+
+    capabilities = Capabilities()
+
+    def open(self, config: Geometry) -> None: ...
+    def admit(self, name: str, tokens: Sequence[int]) -> int:
+        return 0
+
+    def append(self, name: str, tokens: Sequence[int]) -> None: ...
+    def free(self, name: str) -> None: ...
+
+
+class Boasts(OurBlocks):
+    """Promises an order of eviction and does not keep it; asks for a number of arguments that nobody gives."""
+
+    def predict_append(self, name: str, num_tokens: int) -> int:
+        return super().predict_append(name, num_tokens) + 1
+
+
+class Misspelt(OurBlocks):
+    """An optional method under a name that is never called."""
+
+    free_blocks = None  # type: ignore[assignment]
+
+    def freeblocks(self) -> list[int]:
+        return self.manager.free_blocks()
+
+
+class Undeclared(OurBlocks):
+    """The refusal is not declared."""
+
+    capabilities = Capabilities(block_sizes=(1, 2), unknown_free="refused")
+
+
+class NeverMade(OurBlocks):
+    """The constructor fails."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no licence server")
+
+
+class DiesWhenMade(OurBlocks):
+    """The constructor ends the process."""
+
+    def __init__(self) -> None:
+        os._exit(9)
+
+
+class DiesLater(OurBlocks):
+    """Dies once in the life of a machine: the file says whether it has. Not to be seen again."""
+
+    def admit(self, name: str, tokens: Sequence[int], salt: str | None = None) -> int:
+        marker = os.environ["PAGEFAULT_TEST_MARKER"]
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().admit(name, tokens, salt)
+
+
+NOT_CALLABLE = 3
