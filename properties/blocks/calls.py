@@ -66,7 +66,7 @@ def num_available(state: State) -> int | None:
 def judge_prediction(state: State, what: str, predicted: int | None, before: int | None) -> None:
     """The predicted change of the number of available blocks is the actual one."""
     after = num_available(state)
-    if predicted is None or before is None or after is None:
+    if predicted is None or before is None or after is None or "ALLOC-4P" not in state.capabilities.promises:
         return
     state.judged["ALLOC-4P"] += 1
     if before - after != predicted:

@@ -17,7 +17,6 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "TRIM-1": ("truncate",),
     "SWAP-1": ("swap_out", "swap_in"),
     "MEM-1": ("block_bytes",),
-    "ALLOC-4P": ("free_blocks", "predict_admit"),
     "COW-3P": ("fork", "copies"),
     "EVICT-2P": ("cached_blocks",),
 }
@@ -30,6 +29,8 @@ def applicable(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[
     found |= {id for id, needs in _NEEDS.items() if all(need in offers for need in needs)}
     if "can_append" in offers:
         found.add("ALLOC-4")
+    if "free_blocks" in offers and offers & {"predict_admit", "predict_append"}:
+        found.add("ALLOC-4P")
     if capabilities.prefix_cache:
         found |= {"HASH-1", "HASH-2", "HASH-4", "HASH-5", "HASH-3P"}
     else:

@@ -33,7 +33,7 @@ class Tokasaurus(TableTarget):
     def __init__(self) -> None:
         self.source = _source()
         self.capabilities = Capabilities(
-            refusals=(self.source.NoSpaceException,), unknown_free=None, promises=frozenset({"ALLOC-2P"})
+            refusals=(self.source.NoSpaceException,), unknown_free=None, promises=frozenset({"ALLOC-2P", "ALLOC-4P"})
         )
 
     def open(self, config: Geometry) -> None:
@@ -62,6 +62,13 @@ class Tokasaurus(TableTarget):
 
     def lookup(self, tokens: Sequence[int]) -> int:
         return len(self.allocator.prefix_match(list(tokens))) * self.block_size
+
+    def can_append(self, name: str, num_tokens: int) -> bool:
+        length = len(self.tokens[name]) + num_tokens
+        return bool(self.allocator.enough_free_blocks_for_allocation(len(self.tables[name]), length, 0))
+
+    def predict_append(self, name: str, num_tokens: int) -> int:
+        return int(self.allocator.num_blocks_needed(self.tables[name], len(self.tokens[name]) + num_tokens))
 
     def ref_count(self, block: int) -> int:
         return len(self.allocator.all_blocks[block].seq_ids)

@@ -151,6 +151,17 @@ def test_appends_keep_to_the_declared_number_of_tokens():
     assert SPEC.referee(OneByOne(), GEOMETRY).apply(Append("A", (0, 1))) == "illegal"
 
 
+def test_a_prediction_is_judged_only_where_it_is_promised():
+    class Predicts(SoundTiny):
+        def predict_append(self, name, num_tokens):
+            return 1
+
+    trace = [Admit("A", (0,)), Append("A", (1,))]  # into the block that A has
+
+    assert breaches(Predicts, GEOMETRY, trace) == {}
+    assert set(breaches(declare(Predicts, promises=frozenset({"ALLOC-4P"})), GEOMETRY, trace)) == {"ALLOC-4P"}
+
+
 def test_preemption_has_its_own_method_where_it_is_offered():
     calls = []
 
