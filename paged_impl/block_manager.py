@@ -254,6 +254,10 @@ class BlockManager:
         """Logical block -> host block of what is computed, -1 as in `table`; empty unless swapped out."""
         return tuple(self._sequence(name).host_table or ())
 
+    def tokens(self, name: Name) -> list[int]:
+        """The tokens of the sequence, computed or not."""
+        return self._sequence(name).tokens.tolist()
+
     def num_tokens(self, name: Name) -> int:
         """Tokens of the sequence, computed or not."""
         return len(self._sequence(name).tokens)
