@@ -63,14 +63,11 @@ class ShadowMemory:
         write = self.writes[slot]
         if write is None:
             return f"{where}, which nothing ever wrote"
-        tokens = runs.tokens(self.run[slot])
         how = f" (copied from slot {write.copied_from} at step {write.step})" if write.copied_from is not None else ""
         when = "" if how else f" at step {write.step}"
-        salt = runs.salt(self.run[slot])
-        under = f" under salt {salt!r}" if salt is not None else ""
         return (
             f"{where}, which holds the value written by sequence {write.name} for its position "
-            f"{write.position}{when}{how}: the KV of token {tokens[-1]} behind {tokens[:-1]}{under}"
+            f"{write.position}{when}{how}: the KV of {runs.describe(self.run[slot])}"
         )
 
     def history(self, block: int, last: int = 8) -> str:

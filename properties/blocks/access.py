@@ -11,10 +11,7 @@ from properties.blocks.state import State
 
 def describe_run(state: State, run: int) -> str:
     """A token run in words: the last token and the prefix behind it."""
-    tokens = state.runs.tokens(run)
-    salt = state.runs.salt(run)
-    under = f" under salt {salt!r}" if salt is not None else ""
-    return f"token {tokens[-1]} behind {tokens[:-1]}{under}"
+    return state.runs.describe(run)
 
 
 def _misread(state: State, seq: LiveSequence, position: int, slot: int, verb: str) -> str:

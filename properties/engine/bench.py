@@ -20,6 +20,10 @@ MOST_EVENTS = 64
 """Events of a block that are kept; the explanation shows the last 8."""
 
 
+MOST_ENDED = 100_000
+"""Names of ended requests that are remembered; in a long history the oldest are forgotten."""
+
+
 class EngineBench:
     """A fresh engine and the model beside it.
 
@@ -250,4 +254,6 @@ class EngineBench:
                 del state.holders[block]
                 self._note(block, f"{how} {name}")
         state.ended[name] = state.step
+        if len(state.ended) > MOST_ENDED:
+            del state.ended[next(iter(state.ended))]
         state.since_progress = 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from conftest_engine import FAULTS, SwapsBothWays
 
 from properties.drive import drive
 from properties.engine.coverage import applicable, marks
@@ -17,18 +14,6 @@ from properties.trial import EVERYTHING
 
 MOST_SEEDS = 600
 """Traces within which a fault must show; most show in fewer than ten."""
-
-
-def _load_faults():
-    spec = importlib.util.spec_from_file_location("engine_faults", Path(__file__).with_name("faults.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["engine_faults"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_MODULE = _load_faults()
-FAULTS = _MODULE.FAULTS
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -48,7 +33,7 @@ def test_fault_is_found(name: str) -> None:
 
 def test_swaps_in_both_directions_are_fine_in_their_own_order() -> None:
     for seed in range(300):
-        _, verdict = drive(SPEC, _MODULE.SwapsBothWays, seed)
+        _, verdict = drive(SPEC, SwapsBothWays, seed)
         assert not verdict.breaches, verdict.breaches
 
 

@@ -1,0 +1,88 @@
+"""`pagefault judge`: the referee on a recorded engine history."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from properties.contract import UsageError, clause
+from properties.engine.replay import HistoryVerdict, judge_history
+
+LINE_EVERY_S = 5.0
+"""Seconds between two lines of progress."""
+
+
+def judge_file(path: str, say: Callable[[str], None]) -> HistoryVerdict:
+    """Judge the history in a file, `-` = standard input. Raises `UsageError` where it cannot be read."""
+    started, due = time.monotonic(), time.monotonic() + LINE_EVERY_S
+
+    def progress(line: int) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + LINE_EVERY_S
+            say(f"line {line:,} ({line / (now - started):,.0f} lines/s)")
+
+    if path == "-":
+        return judge_history(sys.stdin.buffer, progress)
+    if Path(path).is_dir():
+        raise UsageError(f"{path} is a folder: give the history file in it")
+    try:
+        with Path(path).open("rb") as lines:
+            return judge_history(lines, progress)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def exit_code(verdict: HistoryVerdict) -> int:
+    """1 = the engine broke a clause; 2 = it did not, but the history is wrong or not whole, so that proves little."""
+    if verdict.breaches:
+        return 1
+    return 2 if verdict.error or verdict.cut else 0
+
+
+def in_words(path: str, verdict: HistoryVerdict) -> str:
+    """The verdict for a person."""
+    name = f" of {verdict.engine}" if verdict.engine else ""
+    lines = []
+    for breach, line in verdict.breaches:
+        lines += [f"FAULT  {breach.property}: {clause(breach.property).text}", f"    line {line}: {breach.message}", ""]
+    if verdict.error:
+        lines += [
+            f"HISTORY  {path}, {verdict.error}",
+            "    The history itself is wrong; this says nothing about the engine.",
+            "",
+        ]
+    elif verdict.cut:
+        lines += [f"CUT  {path}: {verdict.cut}. What stands before it was judged.", ""]
+    if verdict.breaches:
+        lines += ["A step in an explanation is a line of the history.", ""]
+    count = f"{verdict.num_events:,} events{name}: {verdict.num_requests:,} requests, {verdict.num_steps:,} steps"
+    live = f", {len(verdict.live)} requests live at the end" if verdict.live else ""
+    clean = "no fault" if not verdict.breaches else f"{len(verdict.breaches)} clauses broken"
+    lines.append(f"{count}{live}; {clean}, {len(verdict.judged)} clauses judged")
+    if not verdict.breaches and not verdict.error and verdict.num_steps == 0:
+        lines.append("There was no step: nothing was shown.")
+    return "\n".join(lines)
+
+
+def as_fields(path: str, verdict: HistoryVerdict) -> dict[str, Any]:
+    """The verdict for a program."""
+    return {
+        "history": path,
+        "engine": verdict.engine,
+        "events": verdict.num_events,
+        "requests": verdict.num_requests,
+        "steps": verdict.num_steps,
+        "live": verdict.live,
+        "faults": [
+            {"property": breach.property, "line": line, "message": breach.message} for breach, line in verdict.breaches
+        ],
+        "error": None if verdict.error is None else str(verdict.error),
+        "cut": verdict.cut,
+        "judged": verdict.judged,
+        "exit_code": exit_code(verdict),
+    }

@@ -1,0 +1,201 @@
+"""Histories: recorded, written in C, cut, contradictory; judged like the engine itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import tracemalloc
+from pathlib import Path
+
+import jsonschema
+import pytest
+from conftest_engine import FAULTS
+
+from properties.drive import drive
+from properties.engine.history import HistoryEvent, Recorder, json_schema
+from properties.engine.replay import judge_history
+from properties.engine.spec import SPEC
+from properties.targets.engine_ours import OurEngine
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def recorded(target: type[OurEngine], seed: int) -> list[bytes]:
+    """The history of one random trace."""
+    file = io.BytesIO()
+    drive(SPEC, lambda: Recorder(target(), file), seed)
+    return file.getvalue().splitlines(keepends=True)
+
+
+def test_our_engine_is_clean_on_record_too() -> None:
+    for seed in range(60):
+        verdict = judge_history(recorded(OurEngine, seed))
+
+        assert verdict.error is None
+        assert verdict.cut is None
+        assert not verdict.breaches
+        assert verdict.num_steps > 0
+
+
+SEEN_ON_RECORD = (
+    "DecodeSlotOneTooFar",
+    "ChunkReadsToTheEnd",
+    "StaleTableRow",
+    "PaddingWritesTheLastSlot",
+    "TokensScheduledBeforeTheHitIsKnown",
+    "PreemptedRequestsArePrefilledFromTheirPrompt",
+    "AFullHitComputesNothing",
+    "SwapInsRunBeforeSwapOuts",
+    "TheHashLeavesOutTheParent",
+    "BlocksArePublishedBeforeTheyAreComputed",
+)
+
+
+@pytest.mark.parametrize("name", SEEN_ON_RECORD)
+def test_a_fault_is_found_on_record(name: str) -> None:
+    target, clause = FAULTS[name]
+    for seed in range(600):
+        verdict = judge_history(recorded(target, seed))
+        found = {breach.property: breach.message for breach, _ in verdict.breaches}
+        if clause in found:
+            assert found[clause]
+            return
+
+    pytest.fail(f"{name}: {clause} was not found on record")
+
+
+def test_every_line_fits_the_schema() -> None:
+    schema = json.loads((DOCS / "history.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    for line in recorded(OurEngine, 3):
+        validator.validate(json.loads(line))
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate({"event": "step", "rows": []})
+
+
+def test_the_schema_in_the_docs_is_the_present_one() -> None:
+    assert json.loads((DOCS / "history.schema.json").read_text()) == json_schema()
+
+
+def test_the_docs_name_every_event() -> None:
+    text = (DOCS / "history.md").read_text()
+    for event in HistoryEvent.__args__:
+        assert f"`{event.__struct_config__.tag}`" in text
+
+
+# ---- the file is wrong, not the engine
+
+
+OPEN = (
+    b'{"event":"open","format":"pagefault history","version":1,"block_size":2,"num_blocks":4,'
+    b'"max_tokens_per_step":8,"max_rows":2}\n'
+)
+SUBMIT = b'{"event":"submit","name":"A","tokens":[1,2,3],"max_new_tokens":2}\n'
+STEP = b'{"event":"step","step":1,"rows":[["A",0,3,true]],"tables":{"A":[3,1]}}\n'
+FINISH = b'{"event":"finish","step":1,"tokens":[5]}\n'
+STEP_2 = b'{"event":"step","step":2,"rows":[["A",3,4,true]]}\n'
+FINISH_2 = b'{"event":"finish","step":2,"tokens":[6]}\n'
+CLOSE = b'{"event":"close"}\n'
+WHOLE = [OPEN, SUBMIT, STEP, FINISH, STEP_2, FINISH_2, CLOSE]
+
+
+def test_a_whole_history_is_clean() -> None:
+    verdict = judge_history(WHOLE)
+
+    assert (verdict.error, verdict.cut, verdict.breaches, verdict.live) == (None, None, [], [])
+    assert (verdict.num_requests, verdict.num_steps) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "says"),
+    [
+        ([], 1, "empty"),
+        ([SUBMIT], 1, "first event is not open"),
+        ([b"[1]\n"], 1, "not an event"),
+        ([b"nonsense\n", SUBMIT], 1, "not JSON"),
+        ([OPEN, OPEN], 2, "second open"),
+        ([OPEN.replace(b'"version":1', b'"version":9')], 1, "version is 9"),
+        ([OPEN.replace(b'"num_blocks":4', b'"num_blocks":0')], 1, "num_blocks is 0"),
+        ([OPEN, SUBMIT, SUBMIT], 3, "second request A"),
+        ([OPEN, STEP], 2, "never submitted"),
+        ([OPEN, SUBMIT, STEP, FINISH, STEP], 5, "comes after step 1"),
+        ([OPEN, SUBMIT, FINISH], 3, "not launched"),
+        ([OPEN, SUBMIT, STEP, FINISH, FINISH], 5, "finished before"),
+        ([OPEN, SUBMIT, STEP, b'{"event":"finish","step":1,"tokens":[5,6]}\n'], 3, "samples 1 tokens"),
+        ([OPEN, SUBMIT, STEP.replace(b"0,3", b"3,0"), FINISH], 3, "backward"),
+        ([OPEN, SUBMIT, b'{"event":"cancel","name":"B"}\n'], 3, "not live"),
+        ([OPEN, SUBMIT, b'{"event":"step","step":1,"rows":[],"tables":{"B":[1]}}\n'], 3, "not live"),
+        ([OPEN, b'{"event":"submit","name":"A","tokens":[],"max_new_tokens":1}\n'], 2, "0 tokens"),
+        ([*WHOLE, SUBMIT], 8, "behind close"),
+    ],
+)
+def test_a_wrong_history_is_not_a_fault(lines: list[bytes], line: int, says: str) -> None:
+    verdict = judge_history(lines)
+
+    assert verdict.error is not None
+    assert verdict.error.line == line
+    assert says in str(verdict.error)
+    assert not verdict.breaches
+
+
+def test_a_history_cut_anywhere_is_cut_and_no_fault() -> None:
+    whole = b"".join(WHOLE)
+    for kept in range(len(whole) - 1):
+        verdict = judge_history(whole[:kept].splitlines(keepends=True))
+
+        assert not verdict.breaches
+        assert (verdict.error is None) == (kept >= len(OPEN) - 1), f"cut after {kept} bytes"
+        assert verdict.error or verdict.cut, f"cut after {kept} bytes"
+
+
+def test_a_fault_stays_a_fault_in_a_cut_history() -> None:
+    foreign = STEP.replace(b"[3,1]", b"[9,1]")
+    verdict = judge_history([OPEN, SUBMIT, foreign, FINISH])
+
+    assert [(breach.property, line) for breach, line in verdict.breaches][0] == ("ALLOC-1", 3)
+    assert "slot 18" in verdict.breaches[0][0].message
+    assert verdict.cut is not None
+
+
+# ---- another language, and length
+
+
+@pytest.fixture(scope="module")
+def engine_in_c(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler: install cc or gcc to test the writer in C")
+    binary = tmp_path_factory.mktemp("engine") / "engine"
+    subprocess.run([compiler, "-O2", str(DOCS / "examples" / "engine.c"), "-o", str(binary)], check=True)
+    return binary
+
+
+def written(binary: Path, num_requests: int, fault: int) -> list[bytes]:
+    run = subprocess.run([str(binary), str(num_requests), str(fault)], check=True, capture_output=True)
+    return run.stdout.splitlines(keepends=True)
+
+
+def test_an_engine_in_c_is_judged(engine_in_c: Path) -> None:
+    clean, faulty = (judge_history(written(engine_in_c, 100, fault)) for fault in (0, 1))
+
+    assert (clean.error, clean.cut, clean.breaches) == (None, None, [])
+    assert clean.num_requests == 100
+    assert faulty.error is None
+    assert {"EVICT-1", "CONTENT-1"} & {breach.property for breach, _ in faulty.breaches}
+    assert any("r20" in breach.message for breach, _ in faulty.breaches)
+
+
+def test_memory_is_flat_in_the_number_of_finished_requests(engine_in_c: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("properties.engine.replay.MOST_RUNS", 4_000)
+    monkeypatch.setattr("properties.engine.bench.MOST_ENDED", 100)
+    peaks = []
+    for num_requests in (1500, 4500):
+        lines = written(engine_in_c, num_requests, 0)
+        tracemalloc.start()
+        assert not judge_history(lines).breaches
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+    assert peaks[1] < 1.25 * peaks[0]
