@@ -55,7 +55,7 @@ def drive(
             verdict.state = referee.state
             maker = spec.maker(below, geometry, capabilities, offers)
             maker.swarm()
-            _steps(spec, referee, maker, num_steps, tolerate, before, verdict)
+            _steps(spec, referee, maker, spec.num_steps or num_steps, tolerate, before, verdict)
             referee.close()
     except AdapterError as error:
         verdict.adapter = error

@@ -63,6 +63,7 @@ class LevelSpec:
     reach; `marks(capabilities, offers)` the states it must have seen. `closing` is the operation that ends a trace.
     `shrink` proposes smaller `(geometry, operations)`, the boldest first; `accepts(capabilities, geometry)` says whether a
     target takes a geometry that was not drawn for it. `why_illegal(state, operation)` says why an operation has no meaning.
+    `num_steps` is the length of a random trace where it is not the usual one.
     """
 
     level: Level
@@ -78,6 +79,7 @@ class LevelSpec:
     offered: Callable[[Any], frozenset[str]]
     accepts: Callable[[Any, Any], bool]
     why_illegal: Callable[[Any, Any], str | None] | None = None
+    num_steps: int | None = None
 
 
 def spec_of(level: Level) -> LevelSpec:
@@ -90,6 +92,10 @@ def spec_of(level: Level) -> LevelSpec:
         from properties.engine.spec import SPEC as ENGINE
 
         return ENGINE
+    if level == "attention":
+        from properties.attention.spec import SPEC as ATTENTION
+
+        return ATTENTION
     raise UsageError(f"targets of level {level!r} are not driven by traces; use `pagefault test` for them")
 
 

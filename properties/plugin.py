@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from properties.attention.budget import budget, on_device
 from properties.case import read
 from properties.contract import CLAUSES, UsageError, clause
 from properties.judging import NUM_SEEDS, Results, judge_target, read_corpus
@@ -22,8 +23,8 @@ from properties.machine import PROFILES, register_profiles
 from properties.targets import Target, Unavailable, load
 
 DEFAULT_TARGETS = ("ours",)
-DRIVEN_LEVELS = ("blocks", "engine", "cache")
-"""Levels that traces drive; attention targets are judged by their own test modules."""
+DRIVEN_LEVELS = ("blocks", "engine", "cache", "attention")
+"""Levels that traces drive."""
 
 register_profiles()
 
@@ -47,6 +48,7 @@ class Session:
         path = config.getoption("--known-failures")
         self.ledger: Ledger = read_ledger(Path(path) if path else None)
         self.profile_name = _profile_name()
+        self.device: str = config.getoption("--device")
         self.results: dict[str, Results | Unavailable] = {}
         self.targets: dict[str, Target] = {name: load(name) for name in self.names}
 
@@ -60,8 +62,11 @@ class Session:
         return self.results[name]
 
     def _judge(self, name: str) -> Results:
-        seeds = NUM_SEEDS[self.profile_name]
-        return judge_target(self.targets[name], PROFILES[self.profile_name], seeds, self.ledger, read_corpus())
+        target, profile, seeds = self.targets[name], PROFILES[self.profile_name], NUM_SEEDS[self.profile_name]
+        if target.level == "attention":
+            target = on_device(target, self.device)
+            profile, seeds = budget(self.profile_name, profile)
+        return judge_target(target, profile, seeds, self.ledger, read_corpus())
 
 
 def _profile_name() -> str:
@@ -98,6 +103,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("clause_id", "target_name"), pairs, ids=[f"{id}-{name}" for id, name in pairs])
     elif "case" in metafunc.fixturenames:
         metafunc.parametrize("case", session.cases, ids=[f"{case.target}-{case.property}" for case in session.cases])
+    elif "attention_name" in metafunc.fixturenames:
+        names = [name for name, target in session.targets.items() if target.level == "attention"]
+        metafunc.parametrize("attention_name", [] if session.cases or session.only else names)
     elif "target_name" in metafunc.fixturenames:
         skipped = session.cases or session.only
         metafunc.parametrize("target_name", [] if skipped else _driven(session))

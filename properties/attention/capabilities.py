@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 DType = Literal["float32", "float16", "bfloat16"]
+Device = Literal["cpu", "cuda"]
 LayoutName = Literal["flash", "hnd", "vllm"]
 Poison = Literal["zero", "nan", "inf", "-inf", "huge", "attractor"]
 Padding = Literal["minus_one", "beyond", "huge", "foreign", "zero"]
@@ -28,6 +29,8 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
         withstands: what unowned slots may hold. () = its caller must zero the pool.
         padding: what block-table entries behind a sequence's last block may hold.
         refusals: exceptions with which it declines; a refusal of a strided input is an answer, not a finding.
+        copies_chained: block copies run in order, so that one may read what an earlier one wrote; False = all are read
+            before any is written.
         tf32: float32 products are rounded to TF32.
         reads_only_owned: not even a masked-out value is loaded from a slot that the sequence does not own;
         the
@@ -38,7 +41,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     layouts: tuple[LayoutName, ...] = ("flash",)
     store_layouts: tuple[LayoutName, ...] | None = None
     dtypes: tuple[DType, ...] = ("float32", "float16", "bfloat16")
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    devices: tuple[Device, ...] = ("cpu", "cuda")
     block_sizes: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 16)
     kv_heads: tuple[int, ...] = (1, 2, 3)
     ratios: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 8)
@@ -55,6 +58,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     withstands: tuple[Poison, ...] = ("nan", "inf", "-inf", "huge", "attractor")
     padding: tuple[Padding, ...] = ("minus_one", "beyond", "huge", "foreign", "zero")
     refusals: tuple[type[BaseException], ...] = (ValueError, NotImplementedError)
+    copies_chained: bool = True
     tf32: bool = False
     reads_only_owned: bool = False
     promises: frozenset[str] = frozenset()

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from properties.attention.capabilities import DType, LayoutName, Padding, Poison
+from properties.attention.capabilities import Device, DType, LayoutName, Padding, Poison
 
 VERSION = 1
 
@@ -48,7 +48,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     shared_blocks: int = 0
 
 
-class ReadCase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="read", forbid_unknown_fields=True):
+class ReadCase(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="op",
+    tag="read",
+    forbid_unknown_fields=True,
+):
     """One decode or prefill call, and the variation of it that must give the same answer.
 
     decode: every row has one query. prefill: the `query_len` queries of a row are the last tokens of its
@@ -84,7 +92,15 @@ class ReadCase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
         return self.head_size**-0.5 if self.scale is None else self.scale
 
 
-class StoreCase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="store", forbid_unknown_fields=True):
+class StoreCase(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="op",
+    tag="store",
+    forbid_unknown_fields=True,
+):
     """One store call: token i goes to `slots[i]`, -1 is padding. The pool and its surroundings hold random
     bytes.
     """
@@ -102,7 +118,15 @@ class StoreCase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     version: int = VERSION
 
 
-class CopyCase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="copy", forbid_unknown_fields=True):
+class CopyCase(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="op",
+    tag="copy_blocks",
+    forbid_unknown_fields=True,
+):
     """One call that copies whole blocks, K and V of every layer, in the order of `pairs` (source,
     destination).
     """
@@ -117,6 +141,16 @@ class CopyCase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     layout: LayoutName = "flash"
     seed: int = 0
     version: int = VERSION
+
+
+class Done(msgspec.Struct, frozen=True, tag_field="op", tag="done"):
+    """The end of a trace of cases; it does nothing."""
+
+
+class AttentionSetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What all cases of a trace share: where the tensors live."""
+
+    device: Device = "cpu"
 
 
 AttentionCase = ReadCase | StoreCase | CopyCase

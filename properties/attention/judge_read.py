@@ -21,9 +21,10 @@ from paged_ref.parity import Comparison, Expected, compare, compare_lse
 from properties.attention import decoys, variations
 from properties.attention.cases import ReadCase, Row, blocks_needed
 from properties.attention.contents import Content, expect_row, make_contents
+from properties.attention.coverage import offered
 from properties.attention.execute import Fault, Refused, check_output, execute, protection
 from properties.attention.scene import Scene, build
-from properties.attention.target import AttentionTarget, Output, offers
+from properties.attention.target import AttentionTarget, Output
 from properties.attention.verdict import Verdict
 
 FAULT_PROPERTY = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3", "crash": "CRASH-1"}
@@ -136,10 +137,11 @@ def judge_read(target: AttentionTarget, case: ReadCase, device: str = "cpu") -> 
     judge, verdict = Judge(target, case, device), Verdict()
     _count_case(case, verdict)
     base = judge.read(case, judge.contents)
+    _count_judged(judge, base, verdict)
     if not base.right:
         _report_base(judge, base, verdict)
         return verdict
-    varied = variations.vary(case, judge.contents, target.capabilities, offers(target))
+    varied = variations.vary(case, judge.contents, target.capabilities, offered(target))
     if varied is not None:
         _judge_variation(judge, base, varied, verdict)
     return verdict
@@ -153,14 +155,17 @@ def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, ver
         return
     verdict.counts[f"variation {name}"] += 1
     property_id = variations.PROPERTY_OF[name]
+    verdict.judged[property_id] += 1
     intro = f"Right in the base case, wrong with {variations.MEANING[name]}."
     if not other.right:
         verdict.add(_property_of_fault(other, property_id), f"{intro}\n{_describe(judge, other)}")
         return
     different = _rows_with_other_bits(base, other)
+    promise = variations.PROMISED_BITS.get(name)
+    if promise in judge.capabilities.promises:
+        verdict.judged[str(promise)] += 1
     if not different:
         return
-    promise = variations.PROMISED_BITS.get(name)
     if promise in judge.capabilities.promises:
         verdict.add(str(promise), f"Rows {different} have other bits with {variations.MEANING[name]}.")
     elif name in variations.SAME_BITS and not _rows_with_other_bits(base, judge.read(judge.case, judge.contents)):
@@ -188,17 +193,19 @@ def _rows_with_other_bits(first: Reading, second: Reading) -> list[int]:
     ]
 
 
-def _property_of_fault(reading: Reading, otherwise: str) -> str:
+def _property_of_fault(reading: Reading, otherwise: str | None = None) -> str:
+    """The clause that a failed call breaks; `otherwise`: the clause of the variation, which a bad load breaks."""
     if isinstance(reading.fault, Fault):
-        return FAULT_PROPERTY[reading.fault.kind]
+        load = reading.fault.kind in ("load", "overflow")
+        return otherwise if load and otherwise is not None else FAULT_PROPERTY[reading.fault.kind]
     if isinstance(reading.fault, Refused):
         return "CRASH-1"
-    return "STORE-1" if reading.changed_bytes else otherwise
+    return "STORE-1" if reading.changed_bytes else otherwise or "READ-1"
 
 
 def _report_base(judge: Judge, base: Reading, verdict: Verdict) -> None:
     if not base.wrong:
-        property_id, reason = _property_of_fault(base, "READ-1"), ""
+        property_id, reason = _property_of_fault(base), ""
         if property_id == "CRASH-1" and isinstance(base.fault, Fault) and judge.clean_is_right():
             property_id, reason = "READ-2", _leak(judge)
         verdict.add(property_id, reason + _describe(judge, base))
@@ -288,6 +295,22 @@ def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:
         if expected is not None:
             lines.append(f"  {decoys.explain(scene, row, wrong.actual, expected)}")
     return "\n".join(lines)
+
+
+def _count_judged(judge: Judge, base: Reading, verdict: Verdict) -> None:
+    """Which clauses the base case alone has judged."""
+    case, lengths = judge.case, [row.context_len for row in judge.case.rows]
+    verdict.judged.update(["READ-1", "READ-5", "CRASH-1", "STORE-1"])
+    if judge.capabilities.withstands:
+        verdict.judged["READ-2"] += 1
+    if case.num_splits not in (None, 1) or (base.output is not None and base.output.lse is not None):
+        verdict.judged["READ-4"] += 1
+    if min(lengths, default=2) <= 1:
+        verdict.judged["READ-6"] += 1
+    if 0 in lengths and max(lengths) > 0:
+        verdict.judged["BATCH-3"] += 1
+    if case.layout != "flash":
+        verdict.judged["LAYOUT-1"] += 1
 
 
 def _count_case(case: ReadCase, verdict: Verdict) -> None:

@@ -46,6 +46,7 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
     """Judges STORE-1, SLOT-3 and LAYOUT-1 on one store call into a pool of random bytes."""
     verdict = Verdict()
     verdict.counts["store"] += 1
+    verdict.judged.update(["STORE-1", "LAYOUT-1", "CRASH-1", *(["SLOT-3"] if -1 in case.slots else [])])
     memory = allocate(_geometry(case), case.pool_form, device, case.seed)
     keys, values = _payload(case, device)
     slots = torch.tensor(case.slots, dtype=torch.int64, device=device)
@@ -208,6 +209,7 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
     """
     verdict = Verdict()
     verdict.counts["copy_blocks"] += 1
+    verdict.judged.update(["COW-2", "CRASH-1"])
     layers = [allocate(_geometry(case), "separate", device, case.seed + 100 * i) for i in range(case.num_layers)]
     before = [layer.snapshot() for layer in layers]
     copy_blocks = target.copy_blocks  # type: ignore[attr-defined]

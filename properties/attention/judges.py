@@ -1,9 +1,13 @@
 """One entry point: judge any attention case on any target. Nothing else decides what is right."""
 
-from properties.attention.cases import AttentionCase, CopyCase, ReadCase, StoreCase, why_malformed
+from collections.abc import Collection
+
+from properties.attention.capabilities import AttentionCapabilities
+from properties.attention.cases import AttentionCase, ReadCase, StoreCase, why_malformed
+from properties.attention.coverage import offered
 from properties.attention.judge_read import judge_read
 from properties.attention.judge_write import judge_copy, judge_store
-from properties.attention.target import AttentionTarget, offers
+from properties.attention.target import AttentionTarget
 from properties.attention.verdict import Verdict
 from properties.contract import UsageError
 
@@ -11,14 +15,12 @@ from properties.contract import UsageError
 def judge(target: AttentionTarget, case: AttentionCase, device: str = "cpu") -> Verdict:
     """Runs the case and returns what is wrong with it.
 
-    Raises UsageError for a malformed case or an operation that the target lacks, AdapterError where the
-    adapter breaks its own protocol.
+    Raises UsageError for a malformed case or one that the target does not accept, AdapterError where the adapter
+    breaks its own protocol.
     """
-    operation = (
-        case.operation if isinstance(case, ReadCase) else {StoreCase: "store", CopyCase: "copy_blocks"}[type(case)]
-    )
-    if operation not in offers(target):
-        raise UsageError(f"target {target.name} has no {operation}: it offers {', '.join(sorted(offers(target)))}")
+    unfit = why_unfit(target, case)
+    if unfit is not None:
+        raise UsageError(f"the case is none for target {target.name}: {unfit}")
     reset = getattr(target, "open", None)
     if reset is not None:
         reset()
@@ -30,3 +32,45 @@ def judge(target: AttentionTarget, case: AttentionCase, device: str = "cpu") -> 
     if isinstance(case, StoreCase):
         return judge_store(target, case, device)
     return judge_copy(target, case, device)
+
+
+def operation_of(case: AttentionCase) -> str:
+    """The operation of the target that a case calls."""
+    if isinstance(case, ReadCase):
+        return case.operation
+    return "store" if isinstance(case, StoreCase) else "copy_blocks"
+
+
+def why_unfit(target: AttentionTarget, case: AttentionCase) -> str | None:
+    """Why the case is not one for this target (what it lacks or does not declare), or None."""
+    declared, operations = target.capabilities, offered(target)
+    if operation_of(case) not in operations:
+        return f"it has no {operation_of(case)}: it offers {', '.join(sorted(operations))}"
+    limits: list[tuple[str, object, Collection[object]]] = [
+        ("dtype", case.dtype, declared.dtypes),
+        ("block_size", case.block_size, declared.block_sizes),
+        ("num_kv_heads", case.num_kv_heads, declared.kv_heads),
+        ("head_size", case.head_size, declared.head_sizes),
+        ("layout", case.layout, declared.layouts if isinstance(case, ReadCase) else declared.layouts_of_store),
+    ]
+    if isinstance(case, ReadCase):
+        limits.append(("ratio", case.ratio, declared.ratios))
+    for name, value, accepted in limits:
+        if value not in accepted:
+            return f"it does not declare {name}={value}; declared: {', '.join(map(str, accepted))}"
+    return _why_unfit_read(declared, case) if isinstance(case, ReadCase) else None
+
+
+def _why_unfit_read(declared: AttentionCapabilities, case: ReadCase) -> str | None:
+    undeclared = {
+        "a window": case.window is not None and not declared.window,
+        "a number of partitions": case.num_splits is not None and not declared.num_splits,
+        "a scale": case.scale is not None and not declared.any_scale,
+        f"a context over {declared.max_context}": any(r.context_len > declared.max_context for r in case.rows),
+        "rows of length 0": declared.empty_rows == "refused" and any(r.context_len == 0 for r in case.rows),
+        f"table padding {case.padding}": case.padding not in declared.padding,
+        f"poison {case.poison_k}": case.poison_k not in (*declared.withstands, "zero"),
+        f"poison {case.poison_v}": case.poison_v not in (*declared.withstands, "zero"),
+    }
+    missing = [what for what, lacks in undeclared.items() if lacks]
+    return f"it does not take {', '.join(missing)}" if missing else None

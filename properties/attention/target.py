@@ -6,15 +6,13 @@ G KV heads, D head size, L layers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from paged_ref.layouts import Layout
 from properties.attention.capabilities import AttentionCapabilities
-
-OPERATIONS = ("store", "decode", "prefill", "copy_blocks")
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,7 @@ class AttentionTarget(Protocol):
     The pool already holds the tokens that a read refers to. Reads modify nothing but their own result.
     """
 
+    level: Literal["attention"]
     name: str
     capabilities: AttentionCapabilities
 
@@ -155,8 +154,3 @@ class Copies(Protocol):
     """A target that offers `copy_blocks`."""
 
     def copy_blocks(self, pools: Sequence[Pool], pairs: Sequence[tuple[int, int]]) -> None: ...
-
-
-def offers(target: AttentionTarget) -> frozenset[str]:
-    """The operations that a target offers."""
-    return frozenset(name for name in OPERATIONS if callable(getattr(target, name, None)))

@@ -16,13 +16,15 @@ class Finding(NamedTuple):
 
 @dataclass
 class Verdict:
-    """`findings`: what is wrong, worst first. `counts`: what was judged, by name (for `Tally`)."""
+    """`findings`: what is wrong, worst first. `counts`: what the case was like; `judged`: clauses that it judged."""
 
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    judged: Counter[str] = field(default_factory=Counter)
 
     def add(self, property_id: str, message: str) -> None:
         """Records a finding. The id must be one of the contract's."""
+        self.judged[property_id] += 1
         self.findings.append(
             Finding(property_id, f"{property_id} ({CLAUSES[property_id].text}) does not hold.\n{message}")
         )

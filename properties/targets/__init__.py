@@ -49,6 +49,19 @@ BUILTIN: dict[str, Builtin] = {
     "ours-engine": Builtin(
         "engine", "properties.targets.engine_ours:OurEngine", "paged_impl's scheduler and batch preparation"
     ),
+    "ours-triton": Builtin(
+        "attention", "properties.attention.targets.ours_triton:OurTriton", "paged_impl's Triton kernels"
+    ),
+    "ours-gather": Builtin(
+        "attention", "properties.attention.targets.backends:OurGather", "paged_impl's plain torch attention"
+    ),
+    "plain-torch": Builtin(
+        "attention", "properties.attention.targets.plain:PlainTorch", "the shortest complete attention target"
+    ),
+    "flash-attn": Builtin("attention", "properties.attention.targets.backends:FlashAttn", "flash-attn 2, pages of 256"),
+    "torch-varlen": Builtin(
+        "attention", "properties.attention.targets.backends:TorchVarlen", "torch's varlen_attn with a block table"
+    ),
     "torch-flex": Builtin(
         "blocks",
         "properties.targets.torch_flex:TorchFlex",

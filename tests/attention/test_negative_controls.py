@@ -6,9 +6,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from properties.attention.cases import AttentionCase, from_json, to_json
+from properties.attention.coverage import offered
 from properties.attention.judges import judge
 from properties.attention.strategies import cases
-from properties.attention.target import AttentionTarget, offers
+from properties.attention.target import AttentionTarget
 from properties.attention.targets.plain import PlainTorch
 from properties.attention.verdict import Finding
 from properties.contract import CLAUSES
@@ -35,7 +36,7 @@ def hunt(target: AttentionTarget, expected: str, clue: str) -> tuple[Finding | N
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases(target.capabilities, offers(target)))
+    @given(cases(target.capabilities, offered(target)))
     def look(case: AttentionCase) -> None:
         nonlocal judged
         judged += 1
@@ -71,7 +72,7 @@ def test_the_correct_target_has_no_finding() -> None:
     target = PlainTorch()
 
     @settings(max_examples=600, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(cases(target.capabilities, offers(target)))
+    @given(cases(target.capabilities, offered(target)))
     def look(case: AttentionCase) -> None:
         assert from_json(to_json(case)) == case
         judge(target, case).raise_if_broken()

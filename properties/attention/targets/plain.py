@@ -1,6 +1,7 @@
 """Plain torch attention over a block table: the shortest complete example of an attention target."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from properties.attention.target import Batch, Output, Pool
 class PlainTorch:
     """Gathers each sequence through its table, then attends in float32. Any device, every shape."""
 
+    level: Literal["attention"] = "attention"
     name = "plain-torch"
     capabilities = AttentionCapabilities(
         layouts=("flash", "hnd"),

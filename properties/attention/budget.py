@@ -1,0 +1,36 @@
+"""How much an attention target is tried in `pytest properties`: its cases cost far more than those of bookkeeping."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import settings
+from msgspec.structs import replace
+
+from properties.attention.generate import CASES_PER_TRACE
+from properties.targets import Target, Unavailable
+
+_NUM_SEEDS = {"pagefault-dev": 60, "pagefault-ci": 460, "pagefault-night": 10_000}
+"""Seeded traces. In CI about 1,100 decodes, 350 prefills and 350 stores: two to three minutes interpreted on one core."""
+
+_EXAMPLES = {"pagefault-dev": 10, "pagefault-ci": 20, "pagefault-night": 500}
+"""Traces of the Hypothesis machine."""
+
+
+def budget(profile_name: str, profile: settings) -> tuple[settings, int]:
+    """(Hypothesis settings, number of seeded traces) for an attention target under one of our profiles."""
+    small = settings(profile, max_examples=_EXAMPLES[profile_name], stateful_step_count=CASES_PER_TRACE)
+    return small, _NUM_SEEDS[profile_name]
+
+
+def on_device(target: Target, device: str) -> Target:
+    """The target restricted to one device. Its `make` raises `Unavailable` where it does not declare that device."""
+
+    def make(original: Callable[[], Any] = target.make) -> Any:
+        adapter = original()
+        declared = adapter.capabilities.devices
+        if device not in declared:
+            raise Unavailable(f"{target.name} runs on {', '.join(declared)}, not on {device}")
+        adapter.capabilities = replace(adapter.capabilities, devices=(device,))
+        return adapter
+
+    return Target(target.name, target.level, make)

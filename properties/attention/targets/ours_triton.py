@@ -1,0 +1,73 @@
+"""Our Triton kernels: interpreted on a CPU (TRITON_INTERPRET=1 before Triton is imported), compiled on a GPU."""
+
+import os
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from properties.attention.capabilities import AttentionCapabilities
+from properties.attention.target import Batch, Output, Pool
+from properties.targets import Unavailable
+
+
+class OurTriton:
+    """`paged_impl.kernels`: store, decode, prefill."""
+
+    level: Literal["attention"] = "attention"
+    name = "ours-triton"
+    capabilities = AttentionCapabilities(
+        layouts=("flash", "hnd"),
+        store_layouts=("flash", "hnd", "vllm"),
+        head_sizes=(16, 24, 32, 64, 80),
+        max_context=40,
+        max_rows=3,
+        max_programs=6,
+        num_splits=True,
+        window=True,
+        lse_base="e",
+        reads_only_owned=True,
+    )
+
+    def __init__(self) -> None:
+        if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+            raise Unavailable("no GPU here: set TRITON_INTERPRET=1 before Triton is imported, to interpret the kernels")
+        try:
+            from paged_impl import kernels
+        except ImportError as error:
+            raise Unavailable(f"{error}: pip install 'pagefault[torch]'") from error
+        self.kernels = kernels
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        """Stores by slot mapping."""
+        key_cache, value_cache = (pool.key_cache, pool.value_cache) if pool.layout == "vllm" else pool.flash_views()
+        self.kernels.store(keys, values, key_cache, value_cache, slot_mapping)
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        """One query per sequence."""
+        result = self.kernels.decode(
+            batch.q,
+            *pool.flash_views(),
+            batch.padded_block_tables(),
+            batch.context_lens_tensor(),
+            scale=batch.scale,
+            num_splits=batch.num_splits,
+            window=batch.window,
+            return_lse=batch.want_lse,
+        )
+        return Output(*result) if isinstance(result, tuple) else Output(result)
+
+    def prefill(self, pool: Pool, batch: Batch) -> Output:
+        """Causal attention of all queries."""
+        result = self.kernels.prefill(
+            batch.q,
+            *pool.flash_views(),
+            batch.padded_block_tables(),
+            batch.cu_seqlens_q(),
+            batch.context_lens_tensor(),
+            scale=batch.scale,
+            max_query_len=batch.max_query_len(),
+            window=batch.window,
+            return_lse=batch.want_lse,
+        )
+        return Output(*result) if isinstance(result, tuple) else Output(result)
