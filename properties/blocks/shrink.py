@@ -66,6 +66,8 @@ def _joined(ops: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
         if isinstance(op, Fork):
             renamed = tuple(_rename(later, op.child, op.name) for later in ops[index + 1 :])
             yield ops[:index] + renamed
+            without_parent = (later for later in ops[index + 1 :] if getattr(later, "name", None) != op.name)
+            yield ops[:index] + tuple(_rename(later, op.child, op.name) for later in without_parent)
 
 
 def _join(op: Operation, other: Operation) -> Operation | None:
