@@ -153,7 +153,8 @@ class Campaign:
         except DiskError as error:
             self.disk = error
         finally:
-            self._end_workers()
+            for worker in list(self.workers.values()):
+                self._drop(worker)
             self.examiners.close()
             self.selector.close()
             with contextlib.suppress(DiskError):
@@ -294,7 +295,7 @@ class Campaign:
         self._drop(worker)
         if reply.why == "disk":
             raise DiskError(self.folder.path, OSError(0, reply.message))
-        if reply.why == "usage" or (reply.why == "unavailable" and self.options.chosen):
+        if run.ready is None and (reply.why == "usage" or (reply.why == "unavailable" and self.options.chosen)):
             raise UsageError(reply.message)
         run.state, run.reason = states.get(reply.why, "failed"), reply.message
         if reply.why == "internal":
@@ -307,6 +308,7 @@ class Campaign:
         if run.state == "adapter":
             return  # another worker said so a moment ago
         run.state, run.reason = "adapter", f"{reply.problem}. Remedy: {reply.remedy}"
+        self.examiners.forget(run.name)
         self.folder.event("adapter", target=run.name, problem=reply.problem, remedy=reply.remedy, trace=reply.trace)
         self.tell(f"ADAPTER {run.name}: {run.reason}")
         for other in [other for other in self.workers.values() if other.run is run]:
@@ -416,6 +418,7 @@ class Campaign:
             self._keep(run, case)
         elif evidence.how == "leaks":
             run.state, run.reason = "adapter", f"{id}: {evidence.detail}. Remedy: {KEEPS_STATE}"
+            self.examiners.forget(run.name)
             self.folder.event("adapter", target=run.name, problem=evidence.detail, remedy=KEEPS_STATE)
             self.tell(f"ADAPTER {run.name}: {run.reason}")
         elif evidence.how == "error":

@@ -30,11 +30,12 @@ class Examiners:
         self._thread: threading.Thread | None = None
         self._current: Suspect | None = None
         self._later_s = 0.0
+        self._forgotten: set[str] = set()
 
     @property
     def busy(self) -> bool:
         """Whether a first case is waiting or being examined."""
-        return bool(self._first) or self._current is not None
+        return bool(self._first) or (self._current is not None and self._current.target not in self._forgotten)
 
     @property
     def waiting(self) -> int:
@@ -43,6 +44,9 @@ class Examiners:
 
     def add(self, suspect: Suspect, elapsed_s: float) -> None:
         """A new suspect."""
+        if suspect.target in self._forgotten:
+            suspect.path.unlink(missing_ok=True)
+            return
         if suspect.first:
             self._first.append(suspect)
         elif len(self._later) < MOST_LATER:
@@ -62,6 +66,14 @@ class Examiners:
             found.append(evidence)
         self._go_on(elapsed_s)
         return found
+
+    def forget(self, target: str) -> None:
+        """The adapter of that target is broken: nothing that it broke is worth knowing."""
+        self._forgotten.add(target)
+        for waiting in (self._first, self._later):
+            for suspect in [suspect for suspect in waiting if suspect.target == target]:
+                waiting.remove(suspect)
+                suspect.path.unlink(missing_ok=True)
 
     def drop_later(self) -> None:
         """Time is up: only first cases are still worth it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,25 @@ class Folder:
         except msgspec.DecodeError as error:
             raise UsageError(f"--resume {self.path}: {name} cannot be read ({error}): start a new campaign") from None
 
+    def remove_if_empty(self) -> None:
+        """Take a campaign back that never began: no folder is left of a mistyped target's name."""
+        if any(any((self.path / part).iterdir()) for part in ("findings", "pending")):
+            return
+        with contextlib.suppress(OSError):
+            for part in _PARTS:
+                shutil.rmtree(self.path / part)
+            for name in ("campaign.json", "state.json", "status.json", "events.jsonl", "lock"):
+                (self.path / name).unlink(missing_ok=True)
+            for path in (*self.corpus_root.iterdir(), self.corpus_root, self.path, ROOT / "latest", ROOT):
+                if path.is_symlink() and not path.exists():
+                    path.unlink()
+                elif path.is_dir() and not any(path.iterdir()):
+                    path.rmdir()
+
     def link_latest(self) -> None:
-        """`latest` beside the campaign points at it, where the file system has links."""
+        """`pagefault-out/latest` points at the campaign, where the file system has links."""
+        if self.path.parent != ROOT:
+            return  # a folder of the user's choice: nothing is put beside it
         link = self.path.parent / "latest"
         with contextlib.suppress(OSError):
             if link.is_symlink() or not link.exists():

@@ -126,7 +126,7 @@ def _serve_campaign(target: Target, talk: Conversation, options: argparse.Namesp
     except UsageError as error:
         _give_up(talk, "usage", str(error))
     except OSError as error:
-        _give_up(talk, "disk", f"cannot write {options.journal}: {error.strerror}")
+        _give_up(talk, "disk", error.strerror or str(error))
     except Exception as error:
         _give_up(talk, "adapter", f"making the adapter {target.name} raised {type(error).__name__}: {error}. Mend it first")
     talk.say(loop.ready())
@@ -134,7 +134,7 @@ def _serve_campaign(target: Target, talk: Conversation, options: argparse.Namesp
         try:
             loop.obey(command)
         except OSError as error:
-            _give_up(talk, "disk", f"cannot write in {options.campaign}: {error.strerror or error}")
+            _give_up(talk, "disk", error.strerror or str(error))
         except Exception:
             _give_up(talk, "internal", traceback.format_exc(limit=-4))
 

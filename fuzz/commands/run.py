@@ -11,7 +11,7 @@ import typer
 
 from fuzz import campaign as campaigns
 from fuzz import values
-from fuzz.folder import Folder, default_path
+from fuzz.folder import DiskError, Folder, default_path
 from fuzz.outcome import as_json as outcome_json
 from fuzz.outcome import exit_code
 from fuzz.output import Json, note
@@ -49,7 +49,10 @@ def command(
     campaign = campaigns.Campaign(options, folder, ledger, note)
     if saved is not None:
         start_again(campaign, saved)
-    save_options(folder, options)
+    try:
+        save_options(folder, options)
+    except DiskError as error:
+        raise UsageError(str(error)) from None
     folder.link_latest()
     note(_opening(campaign))
     _stop_in_order(campaign)
@@ -61,7 +64,12 @@ def _run(campaign: campaigns.Campaign, json_: bool) -> int:
 
     with Progress(campaign) as progress:
         campaign.tell = progress.say
-        campaign.run(progress.update)
+        try:
+            campaign.run(progress.update)
+        except UsageError:
+            if not any(run.tally.cases for run in campaign.runs.values()):
+                campaign.folder.remove_if_empty()
+            raise
     if json_:
         print(json.dumps(outcome_json(campaign), indent=1))
     else:

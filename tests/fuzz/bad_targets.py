@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,14 +88,11 @@ class KeepsState(OurBlocks):
 
 
 class Random(OurBlocks):
-    """Answers that depend on chance."""
-
-    def open(self, config: Geometry) -> None:
-        super().open(config)
-        self.broken = random.SystemRandom().random() < 0.3
+    """A count that is wrong by chance, once in a few hundred looks."""
 
     def ref_count(self, block: int) -> int:
-        return super().ref_count(block) + self.broken
+        chance = random.SystemRandom().random() < 0.0005
+        return super().ref_count(block) + (chance and self.manager.num_free < self.manager.num_blocks)
 
 
 class WrongType(OurBlocks):
@@ -171,4 +169,13 @@ class DiesLater(OurBlocks):
         return super().admit(name, tokens, salt)
 
 
-NOT_CALLABLE = 3
+
+
+class Watches(OurBlocks):
+    """Notes when it was first opened, and whether torch was imported by then."""
+
+    def open(self, config: Geometry) -> None:
+        super().open(config)
+        if "FIRST" in os.environ:
+            text = f"{time.monotonic()} {'torch' in sys.modules}"
+            Path(os.environ.pop("FIRST")).write_text(text)

@@ -1,0 +1,32 @@
+"""Every case of a campaign is handed out once, whatever is given back and however often it is interrupted."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+
+from fuzz.seeds import case_seed
+from fuzz.tally import Tally
+
+
+@pytest.mark.parametrize("most", [1, 63, 64, 65, 1000])
+def test_each_case_is_run_once(most: int) -> None:
+    tally, random, run = Tally(), Random(most), []
+    while (cases := tally.take(most)) is not None:
+        done = random.randint(cases[0], cases[1])
+        run += range(cases[0], done)
+        tally.give_back(done, cases[1])
+        if random.random() < 0.2:  # the campaign is resumed from its file
+            tally = msgspec.json.decode(msgspec.json.encode(tally), type=Tally)
+
+    assert sorted(run) == list(range(most))
+
+
+def test_seeds_of_cases_differ_and_do_not_change() -> None:
+    seeds = {case_seed(seed, target, index) for seed in range(3) for target in ("ours", "b") for index in range(200)}
+
+    assert len(seeds) == 1200
+    assert case_seed(1, "ours", 0) == 120033408218492449  # a campaign's cases are the same on every machine
+    assert all(0 <= seed < 2**63 for seed in seeds)
