@@ -48,8 +48,8 @@ class Bench:
         if "close" in self.probe.offers:
             self.probe.call("close")
 
-    def _perform_copies(self, seq: LiveSequence, shared: Sequence[int], *, swap: bool = False) -> None:
-        """Do to the shadow what the target asks to be copied, in its order."""
+    def _perform_copies(self, seq: LiveSequence, shared: Sequence[int], *, quiet: bool = False) -> None:
+        """Do to the shadow what the target asks to be copied, in its order. `quiet`: whether one was due is not judged."""
         state, size = self.state, self.state.block_size
         copies = self.probe.copies()
         for copy in copies:
@@ -69,7 +69,7 @@ class Bench:
                 state.step,
                 f"filled by a copy of {copy.src_space} {copy.unit} {copy.src}",
             )
-        if copies and seq.location == "device" and not swap:
+        if copies and seq.location == "device" and not quiet:
             calls.judge_copies(state, seq, copies, shared)
 
     def _look_at_sequences(self, focus: LiveSequence | None = None) -> bool:
@@ -107,6 +107,7 @@ class Bench:
         """Tell the target what is computed; it may put equal blocks in the place of those just written."""
         state, held = self.state, seq.blocks
         self.probe.call("computed", seq.name, seq.computed)
+        self._perform_copies(seq, (), quiet=True)
         self._look_at_sequences()
         for block in () if self._windowed else held:  # a window gives blocks up for another reason
             if block not in seq.blocks:

@@ -190,7 +190,8 @@ class BlocksReferee(Bench):
         try:
             self.probe.call("fork", op.name, op.child)
         except Refused as refusal:
-            self._refused(f"fork({op.name})", str(refusal), 1, None)
+            need = self._table_length(parent) if state.capabilities.copy_at_fork else 1
+            self._refused(f"fork({op.name})", str(refusal), need, None)
             return "refused"
         parent.family.add(op.child)
         child = LiveSequence(
@@ -219,7 +220,7 @@ class BlocksReferee(Bench):
         try:
             self.probe.call("truncate", op.name, op.length)
         except Refused as refusal:
-            self._refused(f"truncate({op.name}, {op.length})", str(refusal), 1, None)
+            self._refused(f"truncate({op.name}, {op.length})", str(refusal), self._table_length(seq), None)
             return "refused"
         for slot, run in zip(seq.slots[op.length :], seq.runs[op.length :], strict=False):
             state.dropped[slot] = run
@@ -261,7 +262,7 @@ class BlocksReferee(Bench):
         del state.swapped[op.name]
         seq.move("device")
         state.live[op.name] = seq
-        self._perform_copies(seq, seq.blocks, swap=True)
+        self._perform_copies(seq, seq.blocks, quiet=True)
         if self._look_at_sequences(seq):
             mine = [block for block in seq.blocks if state.holders.get(block) == 1]
             self._hand_out(seq, mine, before)
@@ -281,6 +282,7 @@ class BlocksReferee(Bench):
             state.marks["freed before it was computed"] += 1
         if seq.location == "device":
             self._release(seq, "released by")
+        self._perform_copies(seq, (), quiet=True)  # a compaction may follow a release
         self._look_at_sequences()
         self._after(None)
         return "done"

@@ -1,0 +1,78 @@
+"""No false alarm on sound managers of many designs, and each declaration of theirs is needed or does no harm."""
+
+import msgspec
+import pytest
+
+from properties.blocks.operations import Admit, Append, Fork, Free, Geometry, Truncate
+from properties.contract import AdapterError
+from tests.targets import zoo
+from tests.targets.hunt import SPEC, Hunt, breaches
+
+
+@pytest.mark.parametrize("make", zoo.ALL, ids=lambda make: make.__name__)
+def test_a_sound_design_is_clean(make):
+    hunt = Hunt(make, num_seeds=250)
+    rare, never = hunt.unreached()
+
+    assert hunt.found == {}
+    assert never == []
+    assert min(rare.values(), default=1000) >= 50  # SWAP-1: a swap needs host blocks and nothing shared
+
+
+def without(make, **plain):
+    """The same design, with declarations taken back to their careful defaults."""
+    return type(make.__name__, (make,), {"capabilities": msgspec.structs.replace(make.capabilities, **plain)})
+
+
+@pytest.mark.parametrize(
+    ("make", "clause"),
+    [
+        (without(zoo.LooksAhead, look_ahead=0), "ALLOC-6"),
+        (without(zoo.KeepsSomeFree, watermark_blocks=0), "ALLOC-6"),
+        (without(zoo.Sound, cached_overlaps_free=False), "ALLOC-1"),
+        (without(zoo.CopiesEverythingAtTheFork, copy_at_fork=False), "ALLOC-6"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_what_is_not_declared_is_judged(make, clause):
+    assert clause in Hunt(make, num_seeds=250, until=[clause]).found
+
+
+def test_a_null_block_that_is_not_declared_is_the_adapters_fault():
+    with pytest.raises(AdapterError, match=r"right after open\(\) .* blocks 0 are neither free, nor held"):
+        SPEC.referee(without(zoo.HasANullBlock, reserved_blocks=())(), Geometry(block_size=1, num_blocks=3))
+
+
+def test_copies_that_follow_a_release_are_performed():
+    trace = [Admit("A", (0,)), Admit("B", (1,)), Free("A"), Append("B", (0,))]
+
+    class Forgets(zoo.Compacts):
+        """A broken one: it moves the block, and never says so."""
+
+        def copies(self):
+            return []
+
+    assert breaches(zoo.Compacts, Geometry(block_size=1, num_blocks=3), trace) == {}
+    assert "CONTENT-1" in breaches(Forgets, Geometry(block_size=1, num_blocks=3), trace)
+
+
+def test_a_fork_and_a_truncation_may_need_as_many_blocks_as_they_copy():
+    full = Geometry(block_size=1, num_blocks=3)
+
+    assert breaches(zoo.CopiesEverythingAtTheFork, full, [Admit("A", (0, 0)), Fork("A", "B")]) == {}
+    assert (
+        breaches(
+            zoo.TruncatesLazily, Geometry(block_size=2, num_blocks=3), [Admit("A", (0, 0, 0, 0)), Truncate("A", 1)]
+        )
+        == {}
+    )
+
+
+def test_a_fork_that_is_refused_for_nothing_is_found():
+    class NeverForks(zoo.CopiesOnWrite):
+        def fork(self, parent, child):
+            raise zoo.NoRoom("no reason")
+
+    found = breaches(NeverForks, Geometry(block_size=2, num_blocks=3), [Admit("A", (0, 0)), Fork("A", "B")])
+
+    assert set(found) == {"ALLOC-6"}
