@@ -39,7 +39,7 @@ def test_what_is_not_declared_is_judged(make, clause):
 
 
 def test_a_null_block_that_is_not_declared_is_the_adapters_fault():
-    with pytest.raises(AdapterError, match=r"right after open\(\) .* blocks 0 are neither free, nor held"):
+    with pytest.raises(AdapterError, match=r"right after open\(\) .* block 0 is neither free"):
         SPEC.referee(without(zoo.HasANullBlock, reserved_blocks=())(), Geometry(block_size=1, num_blocks=3))
 
 
