@@ -19,8 +19,10 @@ class Bench:
     Raises `AdapterError` where the adapter breaks its protocol. `state.breaches` grows as clauses break.
     """
 
+    probe_class: type[Probe] = Probe
+
     def __init__(self, target: Any, geometry: Geometry) -> None:
-        self.probe = Probe(target)
+        self.probe = self.probe_class(target)
         self.target = target
         self.state = State(geometry, self.probe.capabilities, self.probe.offers)
         self._windowed = bool(geometry.window)
