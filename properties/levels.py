@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from properties.contract import CLAUSES, Breach, Level, UsageError
+from properties.timelimit import TRACE_LIMIT_S
 
 
 class LevelState(Protocol):
@@ -63,7 +64,8 @@ class LevelSpec:
     reach; `marks(capabilities, offers)` the states it must have seen. `closing` is the operation that ends a trace.
     `shrink` proposes smaller `(geometry, operations)`, the boldest first; `accepts(capabilities, geometry)` says whether a
     target takes a geometry that was not drawn for it. `why_illegal(state, operation)` says why an operation has no meaning.
-    `num_steps` is the length of a random trace where it is not the usual one.
+    `num_steps` is the length of a random trace, `limit_s` the time limit of a trace or step in seconds, where they are not
+    the usual ones.
     """
 
     level: Level
@@ -80,6 +82,8 @@ class LevelSpec:
     accepts: Callable[[Any, Any], bool]
     why_illegal: Callable[[Any, Any], str | None] | None = None
     num_steps: int | None = None
+    limit_s: float = TRACE_LIMIT_S
+    limit_s: float | None = None
 
 
 def spec_of(level: Level) -> LevelSpec:
@@ -96,6 +100,10 @@ def spec_of(level: Level) -> LevelSpec:
         from properties.attention.spec import SPEC as ATTENTION
 
         return ATTENTION
+    if level == "cache":
+        from properties.cache.spec import SPEC as CACHE
+
+        return CACHE
     raise UsageError(f"targets of level {level!r} are not driven by traces; use `pagefault test` for them")
 
 

@@ -149,6 +149,13 @@ def judge_read(target: AttentionTarget, case: ReadCase, device: str = "cpu") -> 
 
 def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, verdict: Verdict) -> None:
     name = judge.case.variation
+    if name == "other_operation":  # a call of its own: attributed as a base case is
+        verdict.counts[f"variation {name}"] += 1
+        other_judge = Judge(judge.target, varied[0], judge.device)
+        reading = other_judge.read(varied[0], other_judge.contents)
+        if not reading.right:
+            _report_base(other_judge, reading, verdict)
+        return
     other = judge.read(*varied, want_lse=name != "without_lse")
     if isinstance(other.fault, Refused) and name == "strided":
         verdict.counts["strided refused"] += 1

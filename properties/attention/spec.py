@@ -19,6 +19,9 @@ def _referee(target: object, setting: AttentionSetting) -> Referee:
     return AttentionReferee(target, setting)  # type: ignore[arg-type]
 
 
+LIMIT_S = 120.0
+"""Seconds for a trace: an interpreted call takes a tenth of one, on a busy machine several, and a finding needs a dozen calls."""
+
 SPEC = LevelSpec(
     level="attention",
     referee=_referee,
@@ -33,4 +36,5 @@ SPEC = LevelSpec(
     offered=offered,
     accepts=accepts,
     num_steps=CASES_PER_TRACE + 1,
+    limit_s=LIMIT_S,
 )
