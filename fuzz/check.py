@@ -18,10 +18,10 @@ from properties.contract import CLAUSES, UsageError
 from properties.drive import drive
 from properties.levels import LevelSpec, spec_of
 from properties.targets import Target
-from properties.trial import EVERYTHING, run_trace
+from properties.trial import EVERYTHING
 
-NUM_DETERMINISM = 25
-"""Traces that are run twice; what depends on time, randomness or hash order shows in the first few."""
+NUM_REPEATED = 40
+"""Traces that are run three times; what depends on time, chance or hash order shows in the first few."""
 SLOW_PER_S = 50.0
 """Judged operations a second below which a campaign is worth little."""
 _OPENS = "build a new implementation in open(), and reset its class-level globals there"
@@ -34,13 +34,11 @@ def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
     if static.problems:
         return static
     use = _in_fork(lambda emit: _use(target, spec, command.seconds, emit), command.limit_s, "a call")
-    if use.problems:
-        return messages.Checked(problems=use.problems, notes=(*static.notes, *use.notes))
+    if not use.notes:  # it did not come to its end: what follows would only say the same
+        return messages.Checked(problems=use.problems, notes=static.notes)
     repeated = _repeat(target, spec, command.limit_s)
-    return messages.Checked(
-        problems=(*static.problems, *use.problems, *repeated.problems),
-        notes=(*static.notes, *use.notes, *repeated.notes),
-    )
+    problems = (*repeated.problems, *use.problems)  # an answer that changes explains the rest
+    return messages.Checked(problems=problems, notes=(*static.notes, *use.notes, *repeated.notes))
 
 
 def _in_fork(work: Callable[[Emit], None], limit_s: float, what: str) -> messages.Checked:
@@ -92,7 +90,7 @@ def _use(target: Target, spec: LevelSpec, seconds: float, emit: Emit) -> None:
         for breach in verdict.breaches:
             broken.setdefault(breach.property, (breach.message, number))
         if verdict.adapter is not None and not verdict.breaches:
-            return _answer(emit, [(verdict.adapter.problem, verdict.adapter.remedy)])
+            return _answer(emit, [(verdict.adapter.problem, verdict.adapter.remedy)])  # and no notes: it ends here
         operations += len(verdict.applied)
         if verdict.state is not None:
             for counts, more in ((judged, verdict.state.judged), (marks, verdict.state.marks)):
@@ -122,7 +120,8 @@ def _declarations(
         problems.append(
             ("pools of three blocks were filled and nothing was ever refused", "raise a declared refusal where there is no room")
         )
-    for id in sorted(caps.promises & broken.keys()):
+    faulty = any(CLAUSES[id].rank == "safety" for id in broken)  # then a broken promise may follow from the fault
+    for id in sorted(caps.promises & broken.keys() if not faulty else ()):
         problems.append(
             (
                 f"it declares the promise {id} ({CLAUSES[id].text}), and breaks it: {broken[id][0]}",
@@ -136,51 +135,48 @@ def _declarations(
 
 
 def _broken_notes(broken: dict[str, tuple[str, int]]) -> list[str]:
-    safety = sorted(id for id in broken if CLAUSES[id].rank == "safety")
-    if not safety:
+    if not any(CLAUSES[id].rank == "safety" for id in broken):
         return []
-    return [f"the implementation behind it breaks {', '.join(safety)}: `pagefault run` finds and explains them"]
+    return [f"the implementation behind it breaks {', '.join(sorted(broken))}: `pagefault run` finds and explains them"]
 
 
 # ---- twice the same ------------------------------------------------------------------------------------------------
 
 
 def _repeat(target: Target, spec: LevelSpec, limit_s: float) -> messages.Checked:
-    """The same traces in two processes, and twice on one adapter object."""
-    runs = [in_fork(lambda emit: _digests(target, spec, emit), limit_s=limit_s) for _ in range(2)]
-    for run in runs:
-        if run.failed or not run.frames:
-            return _one(f"a call: {run.died or 'it hung'}, the second time", "an adapter must not end the process")
-    first, second = (msgspec.json.decode(run.frames[-1], type=list[tuple[str, str]]) for run in runs)
+    """The same traces twice, one behind the other on one adapter object, and each in a process of its own."""
+    seeds = [case_seed(1, target.name, number) for number in range(NUM_REPEATED)]
+    together = [_digests(target, spec, seeds, limit_s) for _ in range(2)]
+    alone = [_digests(target, spec, [seed], limit_s) for seed in seeds]
+    if None in (*together, *alone):
+        return _one("a call ended or hung the process the second time", "an adapter must not end the process")
+    pairs = zip(together[0] or [], together[1] or [], [digest for run in alone for digest in run or []], strict=True)
     problems: list[Problem] = []
-    for number, ((fresh, reused), (fresh_again, _)) in enumerate(zip(first, second, strict=True), 1):
-        if fresh != fresh_again:
+    for number, (first, second, fresh) in enumerate(pairs, 1):
+        if first != second:
             what = f"the same trace (number {number}) gave other answers in a second process"
             problems.append((what, "no clocks, no unseeded randomness, no order of a set or of hash()"))
             break
-        if reused and fresh != reused:
+        if first != fresh:
             what = f"the same trace (number {number}) gave other answers on an adapter that was opened before"
             problems.append((what, _OPENS))
             break
-    return messages.Checked(problems=tuple(problems), notes=(f"{len(first)} traces run four times over, open() included",))
+    return messages.Checked(problems=tuple(problems), notes=(f"{len(seeds)} traces gave their answers three times over",))
 
 
-def _digests(target: Target, spec: LevelSpec, emit: Emit) -> None:
-    """Digest of the answers of each trace: on a fresh adapter, and on one that all traces share."""
-    shared = target.make()
-    found = []
-    for number in range(NUM_DETERMINISM):
-        watch = _Answers(spec)
-        seed = case_seed(1, target.name, number)
-        geometry, verdict = drive(watch.spec, target.make, seed, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
-        fresh, reused = watch.digest(), ""
-        if geometry is not None and spec.accepts(shared.capabilities, geometry):
-            again = _Answers(spec)
-            operations = tuple(verdict.applied)
-            run_trace(again.spec, lambda: shared, geometry, operations, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
-            reused = again.digest()
-        found.append((fresh, reused))
-    emit(msgspec.json.encode(found))
+def _digests(target: Target, spec: LevelSpec, seeds: list[int], limit_s: float) -> list[str] | None:
+    """A digest of the answers of each trace, run one behind the other in one fork; None where that died."""
+
+    def work(emit: Emit) -> None:
+        shared, found = target.make(), []
+        for seed in seeds:
+            watch = _Answers(spec)
+            drive(watch.spec, lambda: shared, seed, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
+            found.append(watch.digest())
+        emit(msgspec.json.encode(found))
+
+    ended = in_fork(work, limit_s=limit_s)
+    return None if ended.failed else msgspec.json.decode(ended.frames[-1], type=list[str])
 
 
 class _Answers:

@@ -11,6 +11,8 @@ from pathlib import Path
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from paged_impl.block_manager import BlockManager
 from properties.blocks.operations import Geometry
 from properties.protocol import Capabilities
@@ -179,3 +181,60 @@ class Watches(OurBlocks):
         if "FIRST" in os.environ:
             text = f"{time.monotonic()} {'torch' in sys.modules}"
             Path(os.environ.pop("FIRST")).write_text(text)
+
+
+class Clock(OurBlocks):
+    """An answer that depends on the process it is given in."""
+
+    capabilities = msgspec.structs.replace(OurBlocks.capabilities, promises=frozenset())
+
+    def slots(self, name: str) -> Sequence[int]:
+        slots = super().slots(name)
+        return (*slots, *[-1] * (os.getpid() % 1000))  # more slots than tokens are allowed; these say nothing
+
+
+class NeverRefuses:
+    """Room without end: every token gets a slot of its own, in the pool or not."""
+
+    level = "blocks"
+    capabilities = Capabilities(prefix_cache=False, unknown_free=None)
+
+    def open(self, config: Geometry) -> None:
+        self.sequences: dict[str, list[int]] = {}
+        self.next = 0
+
+    def admit(self, name: str, tokens: Sequence[int]) -> int:
+        self.sequences[name] = []
+        self.append(name, tokens)
+        return 0
+
+    def append(self, name: str, tokens: Sequence[int]) -> None:
+        self.sequences[name] += range(self.next, self.next + len(tokens))
+        self.next += len(tokens)
+
+    def free(self, name: str) -> None:
+        del self.sequences[name]
+
+    def slots(self, name: str) -> Sequence[int]:
+        return self.sequences[name]
+
+
+class NoCapabilities(OurBlocks):
+    """Capabilities of the wrong type."""
+
+    capabilities = {}  # type: ignore[assignment]
+
+
+class NoSalt(OurBlocks):
+    """Declares salts and takes none."""
+
+    def admit(self, name: str, tokens: Sequence[int]) -> int:  # type: ignore[override]
+        return super().admit(name, tokens)
+
+
+class Absurd(OurBlocks):
+    """Declarations that nothing can satisfy."""
+
+    capabilities = Capabilities(
+        refusals=(Exception,), block_sizes=(0,), num_blocks=(5, 2), max_sequences=0, promises=frozenset({"HASH-1"})
+    )

@@ -69,7 +69,7 @@ def test_a_leak_is_found_minimised_and_filed(leaky: tuple[Path, Finished]) -> No
 
     assert done.code == 1
     assert refs
-    assert min(finding["steps"] for finding in refs) == 4, "admit, free, admit, free, or a fork of it"
+    assert min(finding["steps"] for finding in refs) <= 4, "admit, free, admit, free; or an admission and the closing step"
     for finding in findings:
         case = read(cwd / finding["path"])
         assert fingerprint(case) == finding["fingerprint"]

@@ -1,0 +1,97 @@
+"""`check-target` and `new-target`: what is wrong with an adapter, and what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.helpers import bad, pagefault
+
+
+@pytest.mark.parametrize("target", ["ours", bad("Sound"), bad("Leaky")])
+def test_a_sound_adapter_is_sound_whatever_is_behind_it(target: str, tmp_path: Path) -> None:
+    done = pagefault("check-target", target, "--time", "1s", "--json", cwd=tmp_path)
+
+    assert done.code == 0, done.out
+    assert done.json["problems"] == []
+    assert any("judged operations a second" in note for note in done.json["notes"])
+    assert any("breaks" in note for note in done.json["notes"]) == (target == bad("Leaky"))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "remedy"),
+    [
+        ("Lacks", "Lacks has no method slots", "a blocks target needs open, admit, append, free, slots"),
+        ("WrongType", "admit returned '0' (str)", "return a whole number"),
+        ("RaisesItself", "append raised KeyError", "else mend the adapter"),
+        ("KeepsState", "gave other answers on an adapter that was opened before", "reset its class-level globals"),
+        ("Clock", "gave other answers in a second process", "no clocks"),
+        ("Boasts", "declares the promise ALLOC-4P", "leave ALLOC-4P out of capabilities.promises"),
+        ("Misspelt", "the method freeblocks is never called", "is it free_blocks? Rename it"),
+        ("Undeclared", "nothing was ever refused, but a call raised", "list the exception in capabilities.refusals"),
+        ("NeverRefuses", "nothing was ever refused", "raise a declared refusal where there is no room"),
+        ("NeverMade", "making the adapter raised RuntimeError: no licence server", "takes no arguments"),
+        ("Hangs", "did not return within 0.5 s", "may wait for anything"),
+        ("Exits", "ended itself with exit status 0", "must not end the process"),
+        ("NoCapabilities", "NoCapabilities.capabilities is dict", "set `capabilities = Capabilities(...)`"),
+        ("NoSalt", "admit cannot be called with 2 arguments and salt=", "see BlocksTarget"),
+        ("Absurd", "block_sizes is (0,)", "name at least one size"),
+        ("Absurd", "num_blocks is (5, 2)", "the smallest and the largest pool"),
+        ("Absurd", "HASH-1 is no promise", "promises are ALLOC-2P"),
+        ("Absurd", "refusals holds Exception", "list the one class"),
+        ("Absurd", "max_sequences is 0", "give 1 or more"),
+    ],
+)
+def test_each_mistake_is_named_with_its_remedy(name: str, problem: str, remedy: str, tmp_path: Path) -> None:
+    done = pagefault("check-target", bad(name), "--time", "0.5s", "--call-limit", "0.5s", "--json", cwd=tmp_path)
+    found = [row for row in done.json["problems"] if problem in row["problem"]]
+
+    assert done.code == 2
+    assert found, done.json["problems"]
+    assert remedy in found[0]["remedy"]
+
+
+def test_a_new_target_runs_into_its_first_blank(tmp_path: Path) -> None:
+    written = pagefault("new-target", "blocks", "mine.py", cwd=tmp_path)
+    checked = pagefault("check-target", "mine.py:Target", cwd=tmp_path)
+
+    assert written.code == 0
+    assert "pagefault check-target mine.py:Target" in written.out
+    assert checked.code == 2
+    assert "ADAPTER: open raised NotImplementedError: open: build your manager" in checked.out
+
+
+def test_a_new_target_never_overwrites_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("years of work")
+    done = pagefault("new-target", "blocks", "mine.py", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "FILE mine.py exists, and is left as it is: give another name" in done.err
+    assert (tmp_path / "mine.py").read_text() == "years of work"
+
+
+def test_the_blanks_filled_in_make_a_sound_adapter(tmp_path: Path) -> None:
+    """The template leads somewhere: with a line or two for each blank it is a working adapter."""
+    pagefault("new-target", "blocks", "mine.py", cwd=tmp_path)
+    text = (tmp_path / "mine.py").read_text()
+    answers = {
+        "open": "self.manager = BlockManager(config.num_blocks, config.block_size)",
+        "admit": "cached = self.manager.allocate(name, tokens); self.manager.computed(name, len(tokens)); return cached",
+        "append": "self.manager.append(name, tokens); self.manager.computed(name, self.manager.num_tokens(name))",
+        "free": "self.manager.free(name)",
+        "table": "return self.manager.table(name)",
+        "free_blocks": "return self.manager.free_blocks()",
+    }
+    lines = []
+    for line in text.splitlines():
+        blank = line.strip().removeprefix('raise NotImplementedError("').split(":")[0]
+        lines.append(f"        {answers[blank]}" if "raise NotImplementedError" in line and blank in answers else line)
+    filled = "\n".join(lines).replace("unknown_free=", "cached_overlaps_free=True, unknown_free=")
+    filled = filled.replace("class OutOfBlocks(Exception):", "from paged_impl.block_manager import BlockManager\nfrom paged_impl.errors import OutOfBlocks\nclass Unused(Exception):")
+    (tmp_path / "mine.py").write_text(filled + "\n")
+    checked = pagefault("check-target", "mine.py:Target", "--time", "1s", cwd=tmp_path)
+    run = pagefault("run", "-t", "mine.py:Target", "--time", "2s", "--out", "o", cwd=tmp_path)
+
+    assert checked.code == 0, checked.out
+    assert run.code == 0, run.out

@@ -1,0 +1,160 @@
+"""Kill -9, Ctrl-C, a full disk: whatever happens to a campaign, what it found is on file."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from properties.case import read
+from tests.fuzz.helpers import bad, command, environment, pagefault
+
+
+@contextmanager
+def _running(*arguments: object, cwd: Path, limit_bytes: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    def limit() -> None:
+        if limit_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    process = subprocess.Popen(
+        command("run", *arguments), cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=limit,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _wait_for(what: Callable[[], object], seconds: float = 30) -> None:
+    stop = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < stop, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    """Worker processes of a supervisor, by the kernel's own list (those that an examiner thread started too)."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _findings(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "findings").glob("*.json")}
+
+
+def _pending(folder: Path) -> set[str]:
+    return {read(path).property for path in (folder / "pending").glob("*.json")}
+
+
+def test_kill_9_of_the_supervisor_loses_nothing_and_leaves_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    with _running("-t", bad("Leaky"), "--time", "60s", "--seed", 1, "--out", out, cwd=tmp_path) as process:
+        _wait_for(lambda: _findings(out) and _pending(out))
+        children = _children(process.pid)
+        process.kill()
+        process.wait()
+        before, waiting = _findings(out), _pending(out)
+        _wait_for(lambda: all(map(_gone, children)), 5)
+    state = json.loads((out / "state.json").read_bytes())["targets"][bad("Leaky")]
+    again = pagefault("run", "--resume", out, "--time", "3s", "--json", cwd=tmp_path)
+    result = again.json["targets"][bad("Leaky")]
+    found = {finding["property"] for finding in result["findings"]}
+
+    assert children
+    assert again.code == 1
+    assert before <= _findings(out)
+    assert waiting <= found, "what waited to be confirmed was confirmed after the resume"
+    assert result["cases"] > state["cases"]
+    assert again.json["seed"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_in_order_and_what_is_not_confirmed_waits(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    with _running("-t", bad("Leaky"), "--time", "60s", "--seed", 1, "--out", out, "--json", cwd=tmp_path) as process:
+        _wait_for(lambda: _findings(out))
+        process.send_signal(number)
+        printed, _ = process.communicate(timeout=20)
+    result = json.loads(printed)
+
+    assert process.returncode == 1
+    assert result["stopped"] == f"{number.name} received"
+    assert len(result["targets"][bad("Leaky")]["findings"]) == len(_findings(out)) > 0
+    assert result["unconfirmed"] == len(_pending(out)) or result["unconfirmed"] >= len(_pending(out))
+
+
+def test_kill_9_of_a_worker_is_survived(tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    with _running("-t", "ours", "--time", "5s", "--seed", 1, "--out", out, "--json", cwd=tmp_path) as process:
+        _wait_for(lambda: (out / "journal").is_dir() and any(path.stat().st_size for path in (out / "journal").iterdir()))
+        for child in _children(process.pid):
+            os.kill(child, signal.SIGKILL)
+        printed, err = process.communicate(timeout=60)
+    result = json.loads(printed)["targets"]["ours"]
+
+    assert process.returncode == 0, err
+    assert result["restarts"] == 1
+    assert result["findings"] == []
+    assert result["cases"] > 50
+
+
+def test_a_full_disk_ends_in_one_clear_line_and_what_was_found_is_kept(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk that fills up: the events are the first to reach it."""
+    out = tmp_path / "o"
+    with _running("-t", bad("Leaky"), "--time", "60s", "--seed", 1, "--out", out, cwd=tmp_path, limit_bytes=2500) as process:
+        printed, err = process.communicate(timeout=60)
+
+    assert process.returncode == 2, err
+    (line,) = [line for line in printed.splitlines() if line.startswith("cannot write")]
+    assert "File too large" in line
+    assert "what was found so far is kept, and --resume goes on with it" in line
+    for path in (out / "findings").glob("*.json"):
+        read(path)  # whole, or it would raise
+
+
+def test_a_campaign_in_use_is_not_joined(tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    with _running("-t", "ours", "--time", "60s", "--out", out, cwd=tmp_path):
+        _wait_for(lambda: (out / "campaign.json").exists())
+        done = pagefault("run", "--resume", out, "--time", "1s", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "in use by another campaign: wait for it, or give another --out" in done.err
+
+
+@pytest.mark.parametrize("name", ["campaign.json", "state.json"])
+def test_a_damaged_folder_is_said_to_be_one(name: str, tmp_path: Path) -> None:
+    pagefault("run", "-t", "ours", "--cases", 5, "--out", "o", cwd=tmp_path)
+    (tmp_path / "o" / name).write_text('{"targets": [')
+    done = pagefault("run", "--resume", "o", cwd=tmp_path)
+
+    assert done.code == 2
+    assert f"{name} cannot be read" in done.err
+    assert "start a new campaign" in done.err
+
+
+def test_resume_takes_no_other_target_seed_or_folder(tmp_path: Path) -> None:
+    pagefault("run", "-t", "ours", "--cases", 5, "--out", "o", cwd=tmp_path)
+    for more, words in ((["-t", "ours"], "leave out --target"), (["--seed", 1], "leave out"), (["--out", "p"], "leave out --out")):
+        done = pagefault("run", "--resume", "o", *more, cwd=tmp_path)
+        assert done.code == 2
+        assert words in done.err

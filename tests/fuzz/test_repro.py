@@ -1,0 +1,246 @@
+"""`repro`, `minimize` and `show`: what a case file may be, and what is said about one that is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from properties.case import fingerprint, read
+from tests.fuzz.helpers import Finished, bad, environment, pagefault
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def _edited(case: Path, to: Path, edit: Edit) -> Path:
+    fields = json.loads(case.read_bytes())
+    edit(fields)
+    to.write_text(json.dumps(fields, indent=7, sort_keys=True))
+    return to
+
+
+def test_a_case_that_was_reformatted_by_hand_still_fails(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: None)
+    done = pagefault("repro", path, cwd=tmp_path)
+
+    assert done.code == 1
+    assert done.out.startswith(f"FAILED  {path}\n")
+    assert "REF-1 at step 4: block" in done.out
+
+
+def test_a_case_on_a_mended_target_is_fixed(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(target=bad("Sound")))
+    done = pagefault("repro", path, cwd=tmp_path)
+
+    assert done.code == 0
+    assert done.out == f"FIXED  {path}\n    {bad('Sound')}: REF-1 holds\n"
+
+
+def test_another_clause_is_failed_changed(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(property="HASH-1"))
+    done = pagefault("repro", path, "--json", cwd=tmp_path)
+
+    assert done.code == 1
+    assert done.json[0]["status"] == "FAILED, changed"
+    assert "HASH-1 holds, but REF-1 at step 4" in done.json[0]["detail"]
+
+
+BROKEN: dict[str, tuple[Edit, str]] = {
+    "newer": (lambda f: f.update(version=99), "has version 99; this pagefault reads up to 1: upgrade pagefault"),
+    "format": (lambda f: f.update(format="a poem"), "has format 'a poem'"),
+    "level": (lambda f: f.update(level="moon"), "has level 'moon'"),
+    "property": (lambda f: f.update(property="HASH-99"), "no property 'HASH-99'; near it: HASH-"),
+    "field": (lambda f: f.update(colour="red"), "unknown field `colour`"),
+    "operation": (lambda f: f["operations"].append({"op": "explode"}), "is not a valid case"),
+    "negative": (lambda f: f["geometry"].update(num_blocks=-1), "num_blocks"),
+    "no target": (lambda f: f.update(target="oours"), "no target 'oours'; near it: ours"),
+    "not here": (lambda f: f.update(target="nowhere.py:T"), "no such file"),
+    "nobody": (lambda f: f["operations"].insert(0, {"op": "free", "name": "Z"}), "step 1 (free) has no meaning: no live sequence Z"),
+    "twice": (lambda f: f["operations"].insert(1, f["operations"][0]), "step 2 (admit) has no meaning: sequence A exists already"),
+    "truth": (lambda f: f["operations"].insert(0, {"op": "admit", "name": "Q", "tokens": []}), "step 1 (admit) has no meaning: no tokens"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_is_no_case_is_an_error_that_says_why(name: str, leaky_case: Path, tmp_path: Path) -> None:
+    edit, words = BROKEN[name]
+
+    def on_a_sound_target(fields: dict[str, Any]) -> None:
+        fields["target"] = bad("Sound")
+        edit(fields)
+
+    path = _edited(leaky_case, tmp_path / "c.json", on_a_sound_target)
+    done = pagefault("repro", path, "--json", cwd=tmp_path)
+
+    assert done.code == 2
+    assert done.json[0]["status"] == "ERROR"
+    assert words in done.json[0]["detail"]
+
+
+def test_cut_anywhere_it_is_an_error(leaky_case: Path, tmp_path: Path) -> None:
+    whole = leaky_case.read_bytes()
+    paths = []
+    for cut in (0, 1, 40, len(whole) // 2, len(whole) - 5):
+        paths.append(tmp_path / f"{cut}.json")
+        paths[-1].write_bytes(whole[:cut])
+    done = pagefault("repro", *paths, "--json", cwd=tmp_path)
+
+    assert done.code == 2
+    assert {result["status"] for result in done.json} == {"ERROR"}
+    assert all("Was it cut off?" in result["detail"] for result in done.json)
+
+
+def test_the_worst_of_several_cases_wins(leaky_case: Path, tmp_path: Path) -> None:
+    fixed = _edited(leaky_case, tmp_path / "fixed.json", lambda fields: fields.update(target=bad("Sound")))
+    done = pagefault("repro", fixed, leaky_case, "none.json", "--json", cwd=tmp_path)
+
+    assert [result["status"] for result in done.json] == ["FIXED", "FAILED", "ERROR"]
+    assert done.code == 2
+
+
+def test_a_trace_that_a_mended_target_refuses_is_no_mistake_of_the_file(tmp_path: Path) -> None:
+    operations = [
+        {"op": "admit", "name": "A", "tokens": [0, 0, 0, 0]},
+        {"op": "append", "name": "A", "tokens": [0]},
+    ]
+    case = {"format": "pagefault case", "version": 1, "level": "blocks", "target": "ours", "property": "REF-1", "message": ""}
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({**case, "geometry": {"block_size": 1, "num_blocks": 3}, "operations": operations}))
+    done = pagefault("repro", path, "--json", cwd=tmp_path)
+
+    assert done.json[0]["status"] == "FIXED", "A is refused, so that the append has no meaning: the target's doing"
+
+
+def test_minimize_writes_a_smaller_case_beside_it(leaky_case: Path, tmp_path: Path) -> None:
+    def padded(fields: dict[str, Any]) -> None:
+        extra = [{"op": "admit", "name": f"X{n}", "tokens": [1, n, 2]} for n in range(3)]
+        fields["operations"] = [*extra, *fields["operations"]]
+        fields["geometry"].update(num_blocks=20)
+
+    path = _edited(leaky_case, tmp_path / "big.json", padded)
+    done = pagefault("minimize", path, "--json", cwd=tmp_path)
+    smaller = read(tmp_path / "big.min.json")
+
+    assert done.code == 0, done.err
+    assert (done.json["steps_before"], done.json["steps"]) == (7, 4)
+    assert len(smaller.operations) == 4
+    assert done.json["fingerprint"] == fingerprint(smaller)
+    assert len(read(path).operations) == 7, "the case itself is left as it is"
+
+
+def test_minimize_refuses_a_case_that_does_not_fail(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(target="ours"))
+    done = pagefault("minimize", path, cwd=tmp_path)
+
+    assert done.code == 2
+    assert "does not break REF-1 on ours here" in done.err
+    assert not (tmp_path / "c.min.json").exists()
+
+
+def test_show_says_it_all_without_running_anything(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(target="gone.py:Target"))
+    done = pagefault("show", path, cwd=tmp_path)
+
+    assert done.code == 0
+    for words in (
+        "REF-1: a stored reference count equals the holders",
+        "does not hold for gone.py:Target (block size 1, num blocks",
+        "1  admit A with token 0",
+        "History of device block",
+        f"replay: pagefault repro {path}",
+        "fingerprint: ",
+    ):
+        assert words in done.out
+
+
+def test_as_test_is_a_file_that_fails_while_the_fault_is_there(
+    leaky: tuple[Path, Finished], leaky_case: Path, tmp_path: Path
+) -> None:
+    fixed = _edited(leaky_case, tmp_path / "fixed.json", lambda fields: fields.update(target=bad("Sound")))
+    for name, case in (("test_leaky.py", leaky_case), ("test_sound.py", fixed)):
+        (tmp_path / name).write_text(pagefault("show", case, "--as-test", cwd=tmp_path).out)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "block 0 has a stored reference count of 1, but 0 sequences hold it" in done.stdout
+
+
+def test_as_issue_of_a_stranger_says_what_to_use_instead(leaky_case: Path, tmp_path: Path) -> None:
+    done = pagefault("show", leaky_case, "--as-issue", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "use --as-test, which runs your adapter" in done.err
+
+
+def _issue_script(case: dict[str, Any], tmp_path: Path, prelude: str = "") -> subprocess.CompletedProcess[str]:
+    head = {"format": "pagefault case", "version": 1, "level": "blocks", "message": "m"}
+    (tmp_path / "c.json").write_text(json.dumps({**head, **case}))
+    report = pagefault("show", "c.json", "--as-issue", cwd=tmp_path)
+    assert report.code == 0, report.err
+    script = report.out.split("```python\n")[1].split("```")[0]
+    assert "pagefault" not in report.out
+    return subprocess.run(
+        [sys.executable, "-c", prelude + script], capture_output=True, text=True, check=False, timeout=60, env=environment()
+    )
+
+
+def test_as_issue_reproduces_the_torch_fault_with_torch_alone(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the script runs torch: pip install 'pagefault[torch]'")
+    operations = [
+        {"op": "admit", "name": "A", "tokens": [0, 0]},
+        {"op": "preempt", "name": "A"},
+        {"op": "admit", "name": "B", "tokens": [0]},
+    ]
+    case = {"target": "torch-flex", "property": "CONTENT-1", "geometry": {"block_size": 1, "num_blocks": 3}}
+    done = _issue_script({**case, "operations": operations}, tmp_path)
+
+    assert "batch 0 owns pages [0]; the map that attention reads has [0, 1]" in done.stdout
+    assert "AssertionError: batch 0 reads pages that it does not own" in done.stderr
+
+
+LOADED = """
+import sys, types
+from properties.targets.support import load_file, module
+timing = module("tokasaurus.manager.monitoring", track_time_decorator=lambda *key: lambda function: function)
+found = load_file({distribution!r}, {path!r}, {{"tokasaurus.manager.monitoring": timing}})
+name = {path!r}.removesuffix(".py").replace("/", ".")
+parts = name.split(".")
+for end in range(1, len(parts)):
+    package = types.ModuleType(".".join(parts[:end]))
+    package.__path__ = []
+    sys.modules[package.__name__] = package
+sys.modules[name] = found
+"""
+"""Puts the one file that the script imports in place of its package, whose own imports want whole engines."""
+
+
+@pytest.mark.parametrize(
+    ("target", "path"), [("mini-vllm", "mini_vllm/block_manager.py"), ("tokasaurus", "tokasaurus/manager/allocator.py")]
+)
+def test_as_issue_of_small_projects_makes_their_own_calls(target: str, path: str, tmp_path: Path) -> None:
+    try:
+        version(target)
+    except PackageNotFoundError:
+        pytest.skip(f"{target} is not installed: pip install --no-deps --ignore-requires-python -r targets.txt")
+    operations = [
+        {"op": "admit", "name": "A", "tokens": [0, 0]},
+        {"op": "append", "name": "A", "tokens": [1]},
+        {"op": "preempt", "name": "A"},
+        {"op": "resume", "name": "A"},
+        {"op": "drain"},
+    ]
+    case = {"target": target, "property": "CONTENT-1", "geometry": {"block_size": 2, "num_blocks": 4}}
+    prelude = LOADED.format(distribution=target, path=path)
+    done = _issue_script({**case, "operations": operations}, tmp_path, prelude)
+
+    assert done.returncode == 0, done.stderr
+    assert "A" in done.stdout

@@ -1,0 +1,42 @@
+"""`pagefault test`: the contract under pytest, from anywhere, whatever the user's own set-up is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.helpers import bad, pagefault
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A folder whose own pytest set-up would break any other run."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\ntestpaths = nowhere\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('the conftest.py of the user was read')")
+    return tmp_path
+
+
+def test_a_sound_target_passes_in_a_folder_with_a_pytest_set_up_of_its_own(hostile: Path) -> None:
+    done = pagefault("test", "-t", bad("Sound"), "--property", "REF-1", "--json", cwd=hostile, PYTEST_ADDOPTS="--no-such-option")
+
+    assert done.code == 0, done.err
+    outcomes = [row["outcome"] for row in done.json["tests"]]
+    assert outcomes == ["passed"]
+    assert "REF-1" in done.json["tests"][0]["test"]
+
+
+def test_a_broken_target_fails_with_the_clause_and_the_steps(hostile: Path) -> None:
+    done = pagefault("test", "-t", bad("Leaky"), "--property", "REF-1", cwd=hostile)
+
+    assert done.code == 1
+    assert "REF-1: a stored reference count equals the holders derived from the tables" in done.out
+    assert "admit A with token 0" in done.out
+
+
+@pytest.mark.parametrize("arguments", [["-t", "oours"], ["--property", "HASH-99"], ["--no-such-option"]])
+def test_mistakes_are_exit_2(arguments: list[str], tmp_path: Path) -> None:
+    done = pagefault("test", *arguments, cwd=tmp_path)
+
+    assert done.code == 2
+    assert arguments[-1] in done.out + done.err
