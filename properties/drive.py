@@ -8,7 +8,7 @@ from typing import Any
 
 from properties.contract import AdapterError
 from properties.levels import Below, LevelSpec
-from properties.timelimit import TimedOut, time_limit
+from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
 from properties.trial import Verdict, ends, hung_outside_a_step, new_target
 
 NUM_STEPS = 60
@@ -34,7 +34,7 @@ def drive(
     tolerate: Collection[str] = (),
     opened: Callable[[Any], None] | None = None,
     before: Callable[[Any], None] | None = None,
-    limit_s: float | None = None,
+    limit_s: float = TRACE_LIMIT_S,
 ) -> tuple[Any, Verdict]:
     """Draw a geometry and a trace, apply and judge it; the closing operation comes last.
 
@@ -42,7 +42,6 @@ def drive(
     The trace ends early as in `run_trace`. Returns the geometry and what came of it; every draw follows from `seed`.
     """
     below, verdict = below_of(seed), Verdict()
-    limit_s = spec.limit_s if limit_s is None else limit_s
     geometry: Any = None
     referee: Any = None
     try:

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import msgspec
 
 from properties.contract import CLAUSES, Breach, Level, UsageError
-from properties.timelimit import TRACE_LIMIT_S
 
 
 class LevelState(Protocol):
@@ -82,7 +81,6 @@ class LevelSpec:
     accepts: Callable[[Any, Any], bool]
     why_illegal: Callable[[Any, Any], str | None] | None = None
     num_steps: int | None = None
-    limit_s: float = TRACE_LIMIT_S
     limit_s: float | None = None
 
 

@@ -39,6 +39,8 @@ PROFILES = {
 
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 """Without Hypothesis' shrinking: it may take five minutes and stops above the shortest trace, where ours takes a second."""
+STEP_LIMIT_S = 5.0
+"""Seconds for one operation in the machine, whose draws must not count."""
 
 
 def register_profiles() -> None:

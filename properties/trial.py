@@ -10,7 +10,7 @@ from typing import Any
 from properties.blame import last_lines
 from properties.contract import AdapterError, PagefaultError
 from properties.levels import LevelSpec
-from properties.timelimit import TimedOut, time_limit
+from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
 
 EVERYTHING: frozenset[str] = frozenset({"*"})
 """As `tolerate`: no clause ends the trace, so that what lies behind an early fault is judged too."""
@@ -70,17 +70,16 @@ def run_trace(
     *,
     tolerate: Collection[str] = (),
     before: Callable[[Any], None] | None = None,
-    limit_s: float | None = None,
+    limit_s: float = TRACE_LIMIT_S,
 ) -> Verdict:
     """Judge a trace on a fresh target.
 
     It ends at the first step that breaks a clause outside `tolerate`; every clause broken at that step is recorded. A crash
-    always ends it, and so does a target that takes longer than `limit_s` (None = the level's). `before` is called with each operation before
+    always ends it, and so does a target that takes longer than `limit_s`. `before` is called with each operation before
     it is applied (the journal).
     """
     verdict = Verdict()
     referee = None
-    limit_s = spec.limit_s if limit_s is None else limit_s
     try:
         with time_limit(spec.limit_s or limit_s):
             referee = spec.referee(new_target(make), geometry)
