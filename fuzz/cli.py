@@ -20,6 +20,7 @@ COMMANDS = {
     "new-target": "new_target",
     "check-target": "check_target",
     "judge": "judge",
+    "workload": "workload",
 }
 """Command -> module of `fuzz.commands`, whose function `command` it is. In the order of the help."""
 

@@ -6,6 +6,7 @@ it, so from every state some request gets on and none starves. A step is launche
 several may be between the two. The device runs them in the order in which they were scheduled.
 """
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,7 +45,7 @@ class Request:
 
     name: Name
     arrival: int
-    tokens: list[int]
+    tokens: "array[int]"
     num_prompt: int
     max_new_tokens: int
     salt: Salt
@@ -101,6 +102,7 @@ class Scheduler:
             int, tuple[ScheduledStep, list[Request]]
         ] = {}  # by id; the step is kept, so ids are unique
         self._num_arrived = 0
+        self._blocked: tuple[Request, int] | None = None  # the head that found no room, and how many blocks were free
 
     # ---- requests
 
@@ -120,7 +122,7 @@ class Scheduler:
                 f"{len(tokens)} tokens and {max_new_tokens} new ones need {needed} blocks of {self.manager.block_size} at "
                 f"the end, and the pool has {self.manager.num_blocks}: it can never be served; shorten it"
             )
-        request = Request(name, self._num_arrived, list(tokens), len(tokens), max_new_tokens, salt)
+        request = Request(name, self._num_arrived, array("q", tokens), len(tokens), max_new_tokens, salt)
         self._num_arrived += 1
         self._requests[name] = request
         self._waiting.append(request)
@@ -137,7 +139,7 @@ class Scheduler:
         """Whether a request of that name has not ended."""
         return name in self._requests
 
-    def tokens(self, name: Name) -> list[int]:
+    def tokens(self, name: Name) -> "array[int]":
         """Prompt and sampled tokens of a live request. Not a copy: do not change it."""
         return self._requests[name].tokens
 
@@ -223,6 +225,9 @@ class Scheduler:
     def _admit(self, request: Request, draft: _Draft) -> bool:
         """Give blocks to the first that waits, and its first row. False where there is no room: nobody overtakes it."""
         manager, name = self.manager, request.name
+        if self._is_blocked(request):
+            return False
+        self._blocked = (request, manager.num_free)
         spare = self._num_spare()
         if request.swapped:
             if manager.blocks_needed_swap_in(name) + spare > manager.num_free:
@@ -233,12 +238,20 @@ class Scheduler:
             if manager.blocks_needed_allocate(request.tokens, request.salt) + spare > manager.num_free:
                 return False
             request.num_scheduled = manager.allocate(name, request.tokens, request.salt)
+        self._blocked = None
         draft.admitted.append(name)
         self._waiting.remove(request)
         self._running.append(request)
         self._running.sort(key=_arrival)
         self._continue(request, draft)
         return True
+
+    def _is_blocked(self, request: Request) -> bool:
+        """Whether it found no room before, and nothing was freed since: its prefix need not be looked up again."""
+        if not self._running or self._blocked is None:
+            return False
+        head, num_free = self._blocked
+        return head is request and self.manager.num_free <= num_free
 
     def _num_spare(self) -> int:
         """Blocks that an admission leaves free: one for each running request, or the newcomer is preempted at once."""

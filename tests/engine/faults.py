@@ -5,6 +5,7 @@ Each is a bug known from the field; the source stands with it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -287,7 +288,7 @@ class _TakesAnything(Scheduler):
     def submit(self, name: Any, tokens: Sequence[int], max_new_tokens: int, salt: Any = None) -> None:
         if name in self._requests:
             raise scheduler_module.RequestRefused("in use")
-        request = Request(name, self._num_arrived, list(tokens), len(tokens), max_new_tokens, salt)
+        request = Request(name, self._num_arrived, array("q", tokens), len(tokens), max_new_tokens, salt)
         self._num_arrived += 1
         self._requests[name] = request
         self._waiting.append(request)

@@ -154,8 +154,9 @@ def test_a_fault_stays_a_fault_in_a_cut_history() -> None:
     foreign = STEP.replace(b"[3,1]", b"[9,1]")
     verdict = judge_history([OPEN, SUBMIT, foreign, FINISH])
 
-    assert [(breach.property, line) for breach, line in verdict.breaches][0] == ("ALLOC-1", 3)
-    assert "slot 18" in verdict.breaches[0][0].message
+    breach, line = verdict.breaches[0]
+    assert (breach.property, line) == ("ALLOC-1", 3)
+    assert "slot 18" in breach.message
     assert verdict.cut is not None
 
 

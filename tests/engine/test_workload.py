@@ -1,0 +1,205 @@
+"""Recorded workloads: hits counted from the file, faults found at scale, files that are wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fuzz.cli import app
+from fuzz.trace_file import Request, expected_hits, prompt_tokens, read_requests
+from fuzz.workload import WorkloadResult, run_blocks
+from fuzz.workload_engine import run_engine
+from paged_impl.block_manager import BlockManager
+from properties.contract import UsageError
+from properties.targets.engine_ours import OurEngine
+from properties.targets.ours import OurBlocks
+
+
+def quiet(result: WorkloadResult) -> None:
+    """No progress."""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 requests of conversations that go on: each prompt is an earlier one, cut and extended, in ids of 512 tokens."""
+    draw = random.Random(7)
+    prompts: list[list[int]] = [[0]]
+    lines = []
+    for number in range(120):
+        base = draw.choice(prompts)
+        fresh = list(range(1000 + 10 * number, 1000 + 10 * number + draw.randint(1, 3)))
+        ids = base[: draw.randint(1, len(base))] + fresh
+        prompts.append(ids)
+        length = 512 * (len(ids) - 1) + draw.randint(1, 512)
+        lines.append(
+            {"timestamp": number, "input_length": length, "output_length": draw.randint(0, 40), "hash_ids": ids}
+        )
+    path = tmp_path_factory.mktemp("workload") / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return path
+
+
+def of(path: Path) -> Callable[[], Iterator[Request]]:
+    return lambda: read_requests(str(path))
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 512])
+def test_hits_equal_the_count_from_the_file(trace: Path, block_size: int) -> None:
+    result = run_blocks("ours", OurBlocks(), of(trace), block_size, None, 8, quiet)
+
+    assert not result.breaches
+    assert result.num_requests == 120
+    assert result.hit_tokens == result.expected_hit_tokens
+    assert result.hit_tokens > 0.2 * result.prompt_tokens
+    assert result.num_pool_checks > 0
+
+
+def test_the_count_from_the_file_agrees_with_tokens_compared_one_by_one(trace: Path) -> None:
+    published: set[tuple[int, ...]] = set()
+    for request, expected in zip(read_requests(str(trace)), expected_hits(of(trace)(), 64), strict=True):
+        tokens = tuple(prompt_tokens(request))
+        hit = 0
+        while hit + 64 < len(tokens) and tokens[: hit + 64] in published:
+            hit += 64
+        published |= {tokens[:stop] for stop in range(64, len(tokens) + 1, 64)}
+
+        assert hit == expected
+
+
+def test_a_small_pool_evicts_refuses_and_stays_right(trace: Path) -> None:
+    result = run_blocks("ours", OurBlocks(), of(trace), 16, 700, 8, quiet)
+
+    assert not result.breaches
+    assert result.evictions > 0
+    assert result.peak_blocks <= 700
+    assert result.curve
+
+
+def test_an_engine_runs_the_same_file(trace: Path) -> None:
+    result = run_engine("ours-engine", OurEngine(), of(trace), 16, 1200, 8, quiet)
+
+    assert not result.breaches
+    assert result.num_requests == 120
+    assert result.hit_tokens > 0
+
+
+class WrongHits(OurBlocks):
+    """A block is found by the start of its tokens."""
+
+    def open(self, config: object) -> None:
+        super().open(config)
+        real = self.manager._cache.match
+
+        def match(data: bytes, chunk_bytes: int, salt: object) -> list:
+            chain = real(data, chunk_bytes, salt)
+            return [chain[0], *chain[2:], chain[1]] if len(chain) > 2 else chain
+
+        self.manager._cache.match = match
+
+
+class Leaking(OurBlocks):
+    """Every tenth request keeps one block for ever."""
+
+    def free(self, name: str) -> None:
+        if name.endswith("0"):
+            self.manager._pool.hold(self.manager.table(name)[-1])
+        super().free(name)
+
+
+class HandsOutHeldBlocks(OurBlocks):
+    """The free list has every block twice."""
+
+    def open(self, config: object) -> None:
+        super().open(config)
+        self.manager._pool._blank *= 2
+
+
+class SaysAllIsCached(OurBlocks):
+    """No token is left to compute."""
+
+    def admit(self, name: str, tokens: object, salt: str | None = None) -> int:
+        super().admit(name, tokens, salt)
+        return len(tokens)
+
+
+class Crashing(OurBlocks):
+    """Breaks down at the fiftieth request."""
+
+    class manager_class(BlockManager):
+        def allocate(self, name: object, tokens: object, salt: object = None) -> int:
+            if name == "r50":
+                raise IndexError("list index out of range")
+            return super().allocate(name, tokens, salt)
+
+
+@pytest.mark.parametrize(
+    ("target", "clauses"),
+    [
+        (WrongHits, {"HASH-1"}),
+        (Leaking, {"ALLOC-1", "REF-1"}),
+        (HandsOutHeldBlocks, {"EVICT-1", "CONTENT-1"}),
+        (SaysAllIsCached, {"HASH-4"}),
+        (Crashing, {"CRASH-1"}),
+    ],
+)
+def test_a_fault_is_found(trace: Path, target: type[OurBlocks], clauses: set[str]) -> None:
+    result = run_blocks(target.__name__, target(), of(trace), 64, 900, 8, quiet)
+
+    assert clauses & {breach.property for breach in result.breaches}
+
+
+GOOD = '{"input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no request"),
+        ("\n\n", "has no request"),
+        ("nonsense\n", "line 1"),
+        (GOOD + '{"input_length": 600}\n', "line 2"),
+        (GOOD + '{"input_length": -5, "output_length": 3, "hash_ids": []}\n', "input_length -5"),
+        ('{"input_length": 600, "output_length": -1, "hash_ids": [1, 2]}\n', "output_length -1"),
+        ('{"input_length": 600, "output_length": 3, "hash_ids": [1]}\n', "600 tokens are 2 blocks"),
+        ('{"input_length": 600, "output_length": 3, "hash_ids": [1, -2]}\n', "hash_ids must lie"),
+        ('{"input_length": "many", "output_length": 3, "hash_ids": [1]}\n', "line 1"),
+        (GOOD.rstrip()[:-4], "line 1"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+
+    with pytest.raises(UsageError, match=says):
+        list(read_requests(str(path)))
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["workload", *arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.return_value, result.output
+
+
+def test_the_command_reports_and_plots(trace: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "blocks.png"
+    code, text = invoke(str(trace), "--requests", "40", "-t", "ours", "-t", "ours-engine", "--plot", str(plot))
+
+    assert code == 0
+    assert "equal to" in text
+    assert "x 1.00" in text
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["--block-size", "24"], "divide"), (["--requests", "0"], "out of range"), (["-t", "nothing"], "no target")],
+)
+def test_the_command_refuses_wrong_options(trace: Path, arguments: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        invoke(str(trace), *arguments)
