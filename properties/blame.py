@@ -6,7 +6,11 @@ import sysconfig
 import traceback
 from types import CodeType, TracebackType
 
+from properties import protocol
+
 _STDLIB = sysconfig.get_path("stdlib")
+_HELPERS = protocol.__file__
+"""What raises here was given something wrong by the adapter that called it."""
 
 
 def _codes_of(code: CodeType) -> set[CodeType]:
@@ -30,11 +34,12 @@ def adapter_codes(target: object) -> set[CodeType]:
 
 
 def _innermost_code(trace: TracebackType | None) -> CodeType | None:
-    """The code of the deepest frame outside the standard library."""
+    """The code of the deepest frame outside the standard library and the helpers for adapters."""
     code = None
     while trace is not None:
         here = trace.tb_frame.f_code
-        if not here.co_filename.startswith((_STDLIB + "/", "<frozen")) or "site-packages" in here.co_filename:
+        standard = here.co_filename.startswith((_STDLIB + "/", "<frozen")) and "site-packages" not in here.co_filename
+        if not standard and here.co_filename != _HELPERS:
             code = here
         trace = trace.tb_next
     return code

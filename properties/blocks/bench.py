@@ -41,14 +41,23 @@ class Bench:
                 f"open({geometry}) failed: {crash}",
                 "declare the block and pool sizes it accepts in capabilities",
             ) from None
-        self._look_at_pool()
+        try:
+            self._look_at_pool()
+            opening.judge_memory(self.state, self.probe)
+        except (Refused, Crashed) as failure:
+            raise AdapterError(
+                f"right after open({geometry}): {failure}", "every question must have an answer"
+            ) from None
         opening.judge_fresh_system(self.state)
-        opening.judge_memory(self.state, self.probe)
 
     def close(self) -> None:
         """Give the target the chance to release what `open` took."""
-        if "close" in self.probe.offers:
+        if "close" not in self.probe.offers:
+            return
+        try:
             self.probe.call("close")
+        except (Refused, Crashed) as failure:
+            raise AdapterError(f"close() failed: {failure}", "close() must not fail") from None
 
     def _perform_copies(self, seq: LiveSequence, shared: Sequence[int], *, quiet: bool = False) -> None:
         """Do to the shadow what the target asks to be copied, in its order. `quiet`: whether one was due is not judged."""
@@ -157,7 +166,7 @@ class Bench:
                 access.judge_read_path(state, seq, self._read_pairs(seq))
         if "table" in probe.offers:
             for seq in live:
-                pool.judge_table(state, seq, probe.call("table", seq.name))
+                pool.judge_table(state, seq, probe.ids("table", seq.name))
         if focus is not None and focus.name in state.live:
             if "ALLOC-2P" in state.capabilities.promises and not self._windowed:
                 pool.judge_length(state, focus)
@@ -181,8 +190,7 @@ class Bench:
         if "cached_blocks" in offers:
             state.cached = frozenset(probe.ids("cached_blocks"))
         if "ref_count" in offers:
-            count = self.target.ref_count
-            state.refs = [count(block) for block in range(state.geometry.num_blocks)]
+            state.refs = probe.ref_counts(state.geometry.num_blocks)
             pool.judge_refs(state, state.refs)
         if "free_blocks" in offers:
             state.free = probe.ids("free_blocks")

@@ -57,6 +57,10 @@ class BlocksReferee(Bench):
             state.judged["CRASH-1"] += 1
             state.report("CRASH-1", f"{operation.kind}: {crash}")
             return "crashed"
+        except Refused as refusal:
+            state.judged["CRASH-1"] += 1
+            state.report("CRASH-1", f"{operation.kind}: refused with {refusal}, in a call that asks for no room")
+            return "crashed"
         except TimedOut:
             state.judged["CRASH-2"] += 1
             state.report("CRASH-2", f"{operation.kind} did not return within the time limit of the trace")
