@@ -20,7 +20,7 @@ def _referee(target: object, setting: AttentionSetting) -> Referee:
 
 
 LIMIT_S = 120.0
-"""Seconds for a trace: an interpreted call takes a tenth of one, on a busy machine several, and a finding needs a dozen calls."""
+"""Seconds for a trace: an interpreted call takes a tenth, on a busy machine several, and a finding needs a dozen calls."""
 
 SPEC = LevelSpec(
     level="attention",

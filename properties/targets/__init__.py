@@ -58,9 +58,21 @@ BUILTIN: dict[str, Builtin] = {
     "plain-torch": Builtin(
         "attention", "properties.attention.targets.plain:PlainTorch", "the shortest complete attention target"
     ),
+    "torch-flex-attention": Builtin(
+        "attention",
+        "properties.attention.targets.flex:TorchFlexAttention",
+        "torch FlexAttention over pages, eager",
+    ),
     "flash-attn": Builtin("attention", "properties.attention.targets.backends:FlashAttn", "flash-attn 2, pages of 256"),
     "torch-varlen": Builtin(
         "attention", "properties.attention.targets.backends:TorchVarlen", "torch's varlen_attn with a block table"
+    ),
+    "cache-ours": Builtin("cache", "properties.targets.cache_ours:OurCache", "paged_impl's PagedKVCache, plain torch"),
+    "cache-ours-triton": Builtin(
+        "cache", "properties.targets.cache_ours:OurTritonCache", "paged_impl's PagedKVCache, Triton kernels"
+    ),
+    "cache-ours-flash": Builtin(
+        "cache", "properties.targets.cache_ours:OurFlashCache", "paged_impl's PagedKVCache, flash-attn, pages of 256"
     ),
     "torch-flex": Builtin(
         "blocks",
