@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from properties.attention.budget import budget, on_device
+from properties.cache.budget import budget as cache_budget
 from properties.case import read
 from properties.contract import CLAUSES, UsageError, clause
 from properties.judging import NUM_SEEDS, Results, judge_target, read_corpus
@@ -66,6 +67,9 @@ class Session:
         if target.level == "attention":
             target = on_device(target, self.device)
             profile, seeds = budget(self.profile_name, profile)
+        elif target.level == "cache":
+            target = on_device(target, self.device)
+            profile, seeds = cache_budget(self.profile_name, profile, target.make().capabilities)
         return judge_target(target, profile, seeds, self.ledger, read_corpus())
 
 
