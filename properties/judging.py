@@ -60,6 +60,16 @@ class Results:
         return self.tally.judged
 
 
+def applicable_clauses(target: Target) -> frozenset[str] | None:
+    """The clauses that can be judged on a target; None where that cannot be told, and judging it will say why."""
+    try:
+        sample = new_target(target.make)
+        spec = spec_of(target.level)
+        return spec.applicable(sample.capabilities, spec.offered(sample))
+    except Exception:  # an adapter may fail in any way here; it is reported when it is judged
+        return None
+
+
 def judge_target(target: Target, profile: settings, num_seeds: int, ledger: Ledger, corpus: Sequence[Case]) -> Results:
     """Judge a target on every clause that applies to it. Raises `Unavailable` where it cannot run here."""
     spec = spec_of(target.level)

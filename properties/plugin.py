@@ -17,7 +17,7 @@ from properties.attention.budget import budget, on_device
 from properties.cache.budget import budget as cache_budget
 from properties.case import read
 from properties.contract import CLAUSES, UsageError, clause
-from properties.judging import NUM_SEEDS, Results, judge_target, read_corpus
+from properties.judging import NUM_SEEDS, Results, applicable_clauses, judge_target, read_corpus
 from properties.ledger import Ledger, read_ledger
 from properties.levels import clauses_of
 from properties.machine import PROFILES, register_profiles
@@ -52,6 +52,16 @@ class Session:
         self.device: str = config.getoption("--device")
         self.results: dict[str, Results | Unavailable] = {}
         self.targets: dict[str, Target] = {name: load(name) for name in self.names}
+        self._refuse_clauses_of_other_levels()
+
+    def _refuse_clauses_of_other_levels(self) -> None:
+        levels = {target.level for target in self.targets.values()}
+        for id in self.only:
+            if not levels & set(CLAUSES[id].levels):
+                raise UsageError(
+                    f"{id} is judged on targets of level {' or '.join(CLAUSES[id].levels)}; "
+                    f"{', '.join(self.names)}: level {' and '.join(sorted(levels))}. Name another --target"
+                )
 
     def judge(self, name: str) -> Results | Unavailable:
         """The results for a target of this session."""
@@ -120,10 +130,19 @@ def _driven(session: Session) -> list[str]:
 
 
 def _pairs(session: Session, chapter: str) -> Any:
+    """The clauses of a chapter that can be judged on each target; a clause asked for with `--property` always."""
     for name in _driven(session):
-        for id in clauses_of(session.targets[name].level):
-            if CLAUSES[id].chapter == chapter and (not session.only or id in session.only):
+        target = session.targets[name]
+        applicable = applicable_clauses(target)
+        for id in clauses_of(target.level):
+            wanted = id in session.only if session.only else applicable is None or id in applicable or _is_crash(id)
+            if wanted and CLAUSES[id].chapter == chapter:
                 yield id, name
+
+
+def _is_crash(id: str) -> bool:
+    """Crashes are judged by every call that returns, on every target."""
+    return CLAUSES[id].chapter == "CRASH"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
