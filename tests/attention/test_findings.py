@@ -1,0 +1,140 @@
+"""What a finding says, and that it comes down to a small case that still breaks the same clause."""
+
+import msgspec
+import pytest
+
+from properties.attention.cases import (
+    AttentionCase,
+    AttentionSetting,
+    ReadCase,
+    Row,
+    StoreCase,
+    from_json,
+    to_json,
+    why_malformed,
+)
+from properties.attention.judges import judge
+from properties.attention.shrink import simpler
+from properties.attention.spec import SPEC
+from properties.attention.targets.plain import PlainTorch
+from properties.contract import VIOLATIONS, UsageError
+from properties.drive import drive
+from properties.minimise import breaks, minimise, trimmed
+from tests.attention.broken import (
+    Broken,
+    LastTokenDropped,
+    MinusOneIsTheLastSlot,
+    NoValueMask,
+    OneTokenUsesAStaleBuffer,
+)
+
+BATCH = ReadCase(
+    operation="decode",
+    rows=(
+        Row(key=0, context_len=9, table=(5, 2, 7)),
+        Row(key=1, context_len=6, table=(5, 0), parent=0, shared_blocks=1),
+    ),
+    num_blocks=9,
+    block_size=4,
+    num_kv_heads=2,
+    ratio=3,
+    seed=4,
+    poison_k="attractor",
+    poison_v="attractor",
+)
+
+
+def test_a_finding_tells_both_errors_the_place_and_the_decoy() -> None:
+    finding = judge(LastTokenDropped(), BATCH).findings[0]
+
+    lines = finding.message.splitlines()
+    assert finding.property == "READ-1"
+    assert lines[0] == "READ-1 (parity with dense attention in float64) does not hold."
+    assert lines[1] == "decode, block size 4, 9 blocks, 6 query heads on 2 KV heads of 16, float32, layout flash"
+    assert lines[2].startswith("row 0: context 9, 1 queries, blocks [5, 2, 7]: ")
+    assert "worst at [0, " in lines[3]
+    assert "float64 oracle" in lines[3]
+    assert "max error" in lines[4]
+    assert "plain float32 run" in lines[4]
+    assert lines[5].strip().startswith("the output is that of: the last token dropped")
+
+
+def test_findings_raise_the_class_of_their_clause() -> None:
+    verdict = judge(LastTokenDropped(), BATCH)
+
+    with pytest.raises(VIOLATIONS["READ-1"], match="last token dropped"):
+        verdict.raise_if_broken()
+
+
+def test_a_store_finding_names_slot_block_and_token() -> None:
+    case = StoreCase(slots=(5, -1, 0), num_blocks=3, block_size=4)
+
+    finding = judge(MinusOneIsTheLastSlot(), case).findings[0]
+
+    assert finding.property == "SLOT-3"
+    assert "slot 11 (block 2, position 3), key: holds token 1, whose slot is -1" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("broken", "most_tokens"),
+    [(LastTokenDropped, 2), (NoValueMask, 1), (OneTokenUsesAStaleBuffer, 1)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_random_finding_comes_down_to_one_small_row(broken: type[Broken], most_tokens: int) -> None:
+    for seed in range(200):
+        setting, verdict = drive(SPEC, broken, seed)
+        if verdict.broke(broken.breaks):
+            break
+    trace = trimmed(SPEC, broken, (setting, tuple(verdict.applied)), broken.breaks)
+
+    setting, operations = minimise(SPEC, trace, breaks(SPEC, broken, broken.breaks))
+
+    (case,) = operations
+    assert isinstance(case, ReadCase)
+    assert len(case.rows) == 1
+    assert case.rows[0].context_len <= most_tokens
+    assert (case.num_kv_heads, case.ratio, case.dtype, case.variation) == (1, 1, "float32", "none")
+
+
+def test_every_simplification_is_well_formed_and_different() -> None:
+    smaller = list(simpler(BATCH))
+
+    assert len(smaller) > 10
+    assert all(isinstance(case, ReadCase) and why_malformed(case) is None and case != BATCH for case in smaller)
+
+
+def test_cases_are_readable_json_that_names_its_operation() -> None:
+    text = to_json(BATCH)
+
+    assert text.startswith(b'{"op":"read","operation":"decode","rows":[{"key":0,"context_len":9,"table":[5,2,7]}')
+    assert from_json(text) == BATCH
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        from_json(text.replace(b'"seed"', b'"sead"'))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float64"}, "declare dtype=float64"),
+        ({"block_size": 6}, "declare block_size=6"),
+        ({"rows": (Row(key=0, context_len=9, table=(5, 2)),)}, "9 tokens need 3 blocks, the table has 2"),
+        ({"rows": (Row(key=0, context_len=2, table=(9,)),)}, "block 9 is not in the pool of 9"),
+        (
+            {"rows": (Row(key=0, context_len=2, table=(1,)), Row(key=1, context_len=2, table=(1,)))},
+            "block 1 belongs to rows",
+        ),
+    ],
+)
+def test_an_impossible_case_is_the_users_mistake(change: dict[str, object], message: str) -> None:
+    case: AttentionCase = msgspec.structs.replace(BATCH, **change)
+
+    with pytest.raises(UsageError, match=message):
+        judge(PlainTorch(), case)
+
+
+def test_a_target_keeps_to_its_declared_device() -> None:
+    class OnlyCuda(PlainTorch):
+        capabilities = msgspec.structs.replace(PlainTorch.capabilities, devices=("cuda",))
+
+    with pytest.raises(UsageError, match="runs on cuda, not on cpu"):
+        SPEC.referee(OnlyCuda(), AttentionSetting(device="cpu"))
