@@ -50,10 +50,11 @@ class BatchPreparer:
         self._tokens: NDArray[np.int64] = np.zeros((num_lanes, max_tokens), np.int64)
         self._tables: Ints = np.full((num_lanes, max_blocks), NO_BLOCK, np.int32)
         self._gathered: Ints = np.full((num_lanes, max_blocks), NO_BLOCK, np.int32)
-        self._num_tokens: list[int] = [0] * num_lanes
-        self._num_blocks: list[int] = [0] * num_lanes
+        self._num_tokens: Ints = np.zeros(num_lanes, np.int32)
+        self._num_blocks: Ints = np.zeros(num_lanes, np.int32)
         self._lane_of: dict[Name, int] = {}
         self._free_lanes = list(range(num_lanes - 1, -1, -1))
+        self._ranges = _Ranges.of((), {})
 
     # ---- what a request has
 
@@ -71,7 +72,7 @@ class BatchPreparer:
 
     def num_tokens(self, name: Name) -> int:
         """How many tokens of a request are stored."""
-        return self._num_tokens[self._lane_of[name]]
+        return int(self._num_tokens[self._lane_of[name]])
 
     def remove(self, name: Name) -> None:
         """Take the lane back, and clear its table: the next request must not see it."""
@@ -83,16 +84,26 @@ class BatchPreparer:
     def add_tokens(self, name: Name, tokens: Sequence[int]) -> None:
         """More tokens at the end of a request. Raises `ValueError` beyond `max_tokens`."""
         lane = self._lane_of[name]
-        first = self._num_tokens[lane]
+        first = int(self._num_tokens[lane])
         stop = first + len(tokens)
         if stop > self._tokens.shape[1]:
             raise ValueError(f"request {name!r} has {stop} tokens, the most is max_tokens={self._tokens.shape[1]}")
         self._tokens[lane, first:stop] = tokens
         self._num_tokens[lane] = stop
 
+    def add_sampled(self, sampled: Sequence[tuple[Name, int]]) -> None:
+        """One more token at the end of each of these requests, all at once. Raises `ValueError` beyond `max_tokens`."""
+        lane_of = self._lane_of
+        lanes = np.fromiter([lane_of[name] for name, _ in sampled], np.intp, len(sampled))
+        positions = self._num_tokens[lanes]
+        if positions.max(initial=0) >= self._tokens.shape[1]:
+            raise ValueError(f"a request has more than max_tokens={self._tokens.shape[1]} tokens")
+        self._tokens[lanes, positions] = [token for _, token in sampled]
+        self._num_tokens[lanes] = positions + 1
+
     def num_blocks(self, name: Name) -> int:
         """Length of the block table that is stored for a request."""
-        return self._num_blocks[self._lane_of[name]]
+        return int(self._num_blocks[self._lane_of[name]])
 
     def set_table(self, name: Name, table: Sequence[int]) -> None:
         """Replace the whole block table: after an admission or a swap."""
@@ -101,14 +112,14 @@ class BatchPreparer:
     def add_blocks(self, name: Name, blocks: Sequence[int]) -> None:
         """The table grew at its end."""
         lane = self._lane_of[name]
-        self._set_blocks(lane, self._num_blocks[lane], blocks)
+        self._set_blocks(lane, int(self._num_blocks[lane]), blocks)
 
     def _set_blocks(self, lane: int, first: int, blocks: Sequence[int]) -> None:
         stop = first + len(blocks)
         if stop > self._tables.shape[1]:
             raise ValueError(f"a table of {stop} blocks; max_tokens allows {self._tables.shape[1]}")
         self._tables[lane, first:stop] = blocks
-        self._tables[lane, stop : max(stop, self._num_blocks[lane])] = NO_BLOCK
+        self._tables[lane, stop : max(stop, int(self._num_blocks[lane]))] = NO_BLOCK
         self._num_blocks[lane] = stop
 
     def _double(self) -> None:
@@ -116,22 +127,27 @@ class BatchPreparer:
         self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
         self._tables = np.concatenate([self._tables, np.full_like(self._tables, NO_BLOCK)])
         self._gathered = np.concatenate([self._gathered, np.full_like(self._gathered, NO_BLOCK)])
-        self._num_tokens += [0] * old
-        self._num_blocks += [0] * old
+        self._num_tokens = np.concatenate([self._num_tokens, np.zeros_like(self._num_tokens)])
+        self._num_blocks = np.concatenate([self._num_blocks, np.zeros_like(self._num_blocks)])
         self._free_lanes += range(2 * old - 1, old - 1, -1)
 
     # ---- a step
+
+    def behind(self, rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
+        """The rows whose lanes lack tokens or blocks for what the step computes: to be added before `prepare`."""
+        ranges = self._ranges = _Ranges.of(rows, self._lane_of)
+        lacks_tokens = ranges.stops > self._num_tokens[ranges.lanes]
+        lacks_blocks = ranges.stops > self._num_blocks[ranges.lanes] * self.block_size
+        return [rows[index] for index in np.flatnonzero(lacks_tokens | lacks_blocks).tolist()]
 
     def prepare(self, rows: Sequence[ScheduledRow], num_padding_tokens: int = 0) -> Batch:
         """The arrays of a step, rows in order; padding tokens stand at the end of the per-token arrays.
 
         Every row's tokens and table must be there; O(T + R * W) array work, no loop over tokens or blocks.
         """
-        num_rows = len(rows)
-        lane_of = self._lane_of
-        lanes = np.fromiter([lane_of[row.name] for row in rows], np.intp, num_rows)
-        starts = np.fromiter([row.start for row in rows], np.int32, num_rows)
-        stops = np.fromiter([row.stop for row in rows], np.int32, num_rows)
+        if self._ranges.rows is not rows:
+            self._ranges = _Ranges.of(rows, self._lane_of)
+        num_rows, lanes, starts, stops = len(rows), self._ranges.lanes, self._ranges.starts, self._ranges.stops
         counts = stops - starts
         cu_q, cu_k = _running_sum(counts), _running_sum(stops)
         most = int(counts.max(initial=0))
@@ -151,16 +167,34 @@ class BatchPreparer:
             max_seqlen_q=most,
             max_seqlen_k=int(stops.max(initial=0)),
             context_lens=stops,
-            block_tables=self._tables_of(lanes, rows),
+            block_tables=self._tables_of(lanes),
         )
 
-    def _tables_of(self, lanes: NDArray[np.intp], rows: Sequence[ScheduledRow]) -> Ints:
+    def _tables_of(self, lanes: NDArray[np.intp]) -> Ints:
         """The tables of the rows, as wide as the longest, in memory that is reused."""
-        num_blocks = self._num_blocks
-        width = max([num_blocks[lane] for lane in lanes.tolist()], default=0)
-        out = self._gathered[: len(rows)]
+        width = int(self._num_blocks[lanes].max(initial=0))
+        out = self._gathered[: len(lanes)]
         np.take(self._tables, lanes, axis=0, out=out, mode="clip")  # "clip": no buffering; lanes are valid
         return out[:, :width]
+
+
+class _Ranges(NamedTuple):
+    """The rows of a step as arrays: `lanes[R]`, `starts[R]`, `stops[R]`."""
+
+    rows: Sequence[ScheduledRow]
+    lanes: NDArray[np.intp]
+    starts: Ints
+    stops: Ints
+
+    @classmethod
+    def of(cls, rows: Sequence[ScheduledRow], lane_of: dict[Name, int]) -> "_Ranges":
+        num_rows = len(rows)
+        return cls(
+            rows,
+            np.fromiter([lane_of[row.name] for row in rows], np.intp, num_rows),
+            np.fromiter([row.start for row in rows], np.int32, num_rows),
+            np.fromiter([row.stop for row in rows], np.int32, num_rows),
+        )
 
 
 def _running_sum(values: Ints) -> Ints:

@@ -36,7 +36,7 @@ class Engine:
         step = self.scheduler.schedule()
         for name in step.admitted:
             self._new_lane(name)
-        for row in step.rows:
+        for row in self.batches.behind(step.rows):
             self._refresh(row)
         return step
 
@@ -46,7 +46,7 @@ class Engine:
 
     def finish(self, step: ScheduledStep, tokens: Sequence[int]) -> None:
         """As `Scheduler.finish`."""
-        self.scheduler.finish(step, tokens)
+        self.batches.add_sampled(self.scheduler.finish(step, tokens))
         for row in step.rows:
             if not self.scheduler.is_live(row.name):
                 self._drop_lane(row.name)
@@ -61,7 +61,7 @@ class Engine:
             self.batches.remove(name)
 
     def _refresh(self, row: ScheduledRow) -> None:
-        """Tokens sampled since, and the block that they may have needed."""
+        """The tokens and blocks that a row needs and its lane does not have yet."""
         batches, name = self.batches, row.name
         num_known, num_blocks = batches.num_tokens(name), batches.num_blocks(name)
         if row.stop > num_known:

@@ -166,9 +166,10 @@ class Scheduler:
             self._in_flight[id(step)] = (step, [self._requests[row.name] for row in step.rows])
         return step
 
-    def finish(self, step: ScheduledStep, tokens: Sequence[int]) -> None:
+    def finish(self, step: ScheduledStep, tokens: Sequence[int]) -> list[tuple[Name, int]]:
         """A launched step has run. `tokens` are those sampled, one for each row with `samples`, in row order.
 
+        Returns the requests that go on, each with the token that it got: not those that end with it, or were cancelled.
         Steps may be finished in any order. Raises `ValueError` for a step that is not in flight, or a wrong number of
         tokens; then nothing was changed.
         """
@@ -179,10 +180,14 @@ class Scheduler:
             raise ValueError(f"{len(tokens)} tokens for a step that samples {num_samples}")
         _, requests = self._in_flight.pop(id(step))
         sampled = iter(tokens)
+        going_on = []
         for row, request in zip(step.rows, requests, strict=True):
             token = next(sampled) if row.samples else None
             if self._requests.get(row.name) is request:  # else it was cancelled meanwhile
                 self._row_done(request, row, token)
+                if token is not None and row.name in self._requests:
+                    going_on.append((row.name, token))
+        return going_on
 
     # ---- parts of a step
 

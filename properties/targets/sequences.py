@@ -96,10 +96,15 @@ class SequenceManager:
 
     def append(self, name: str, tokens: Sequence[int]) -> None:
         seq = self._sequences[name]
+        needed = -(-(len(seq) + len(tokens)) // self.block_size) - len(seq.block_table)
+        if needed > len(self.manager.free_block_ids):  # can_append knows one token: more of them would be half done
+            raise _NoRoom(f"{needed} blocks are needed, {len(self.manager.free_block_ids)} are free")
         for token in tokens:
             seq.append_token(token)
             if not self.manager.can_append(seq):
-                raise _NoRoom("can_append says no")
+                raise RuntimeError(
+                    f"can_append says no at {len(seq)} tokens, with {len(self.manager.free_block_ids)} free blocks"
+                )
             self.manager.may_append(seq)
             self._publish(seq, 1)
 
@@ -167,13 +172,12 @@ class SequenceEngine:
         self.runner = object.__new__(self.family.runner)
         self.runner.block_size = config.block_size
         self._sequences: dict[str, Any] = {}
-        self._names: dict[int, str] = {}
 
     def submit(self, name: str, tokens: Sequence[int], max_new_tokens: int) -> None:
         params = self.family.sampling_params(max_tokens=max_new_tokens, ignore_eos=True)
         seq = self.family.sequence(list(tokens), params)
         self._sequences[name] = seq
-        self._names[id(seq)] = name
+        seq.pagefault_name = name
         self.scheduler.add(seq)
 
     def step(self) -> Step:
@@ -204,7 +208,7 @@ class SequenceEngine:
         )
 
     def _decode_row(self, seq: Any) -> Row:
-        return Row(self._names[id(seq)], len(seq) - 1, len(seq), True)
+        return Row(seq.pagefault_name, len(seq) - 1, len(seq), True)
 
     def _prefill_rows(self, seqs: Sequence[Any], batch: StepBatch) -> list[Row]:
         """What a prefill computes are the positions that the runner prepared; its sums say where each row ends."""
@@ -215,7 +219,7 @@ class SequenceEngine:
             start = part[0] if part else int(seq.num_cached_tokens)
             stop = start + len(part)
             dropped = self._drops_token_after_return and seq.num_completion_tokens > 0
-            rows.append(Row(self._names[id(seq)], start, stop, stop >= len(seq) and not dropped))
+            rows.append(Row(seq.pagefault_name, start, stop, stop >= len(seq) and not dropped))
         return rows
 
     def batch(self, step: Step) -> StepBatch:
@@ -230,10 +234,10 @@ class SequenceEngine:
         self.scheduler.postprocess(seqs, per_row, *phase)
         for seq in seqs:
             if seq.is_finished:
-                del self._sequences[self._names.pop(id(seq))]
+                self._sequences.pop(seq.pagefault_name, None)
 
     def live(self) -> Sequence[str]:
-        return [self._names[id(seq)] for seq in (*self.scheduler.waiting, *self.scheduler.running)]
+        return [seq.pagefault_name for seq in (*self.scheduler.waiting, *self.scheduler.running)]
 
     def slots(self, name: str) -> Sequence[int]:
         return slots_from_table(self._sequences[name].block_table, self.block_size)

@@ -1,0 +1,212 @@
+"""Adapters that break the protocol get the verdict ADAPTER with a remedy; implementations that fail get a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from properties.engine.operations import Cancel, DriveToIdle, EngineGeometry, Launch, Resubmit, Submit
+from properties.engine.protocol import EngineCapabilities, Row, Step
+from properties.engine.spec import SPEC
+from properties.protocol import Copy
+from properties.targets.engine_ours import OurEngine
+from properties.trial import EVERYTHING, Verdict, run_trace
+
+GEOMETRY = EngineGeometry(block_size=2, num_blocks=6, max_tokens_per_step=8, max_rows=3)
+TRACE = (Submit("A", (1, 2, 3), (1, 1)), Launch(), Submit("B", (1, 2, 3), (1,)), Launch(), DriveToIdle())
+
+
+def judged(
+    target: Callable[[], Any], operations: Sequence[Any] = TRACE, geometry: EngineGeometry = GEOMETRY
+) -> Verdict:
+    return run_trace(SPEC, target, geometry, operations, tolerate=EVERYTHING)
+
+
+def changed(change: Callable[[Step], Any]) -> Callable[[], OurEngine]:
+    """Our engine whose `step` returns something else."""
+
+    class Changed(OurEngine):
+        batch = None  # type: ignore[assignment]
+
+        def step(self) -> Step:
+            return change(super().step())
+
+    return Changed
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda step: None, "step returned None"),
+        (lambda step: step._replace(rows=[("A", 0)]), "the row"),
+        (lambda step: step._replace(rows=[Row("A", 3, 1, False)]), "backward"),
+        (lambda step: step._replace(rows=[Row("A", -1, 1, False)]), "negative"),
+        (lambda step: step._replace(rows=[Row("nobody", 0, 1, False)]), "never submitted"),
+        (lambda step: step._replace(rows=[("A", "x", 1, False)]), "the row"),
+        (lambda step: step._replace(copies=[(1,)]), "the copy"),
+        (lambda step: step._replace(copies=[Copy(0, 1, "disk")]), "unknown memory space"),  # type: ignore[arg-type]
+    ],
+)
+def test_steps_that_make_no_sense_are_the_adapters_fault(change: Callable[[Step], Any], says: str) -> None:
+    verdict = judged(changed(change))
+
+    assert verdict.adapter is not None
+    assert says in str(verdict.adapter)
+    assert "Remedy: " in str(verdict.adapter)
+
+
+@pytest.mark.parametrize(
+    ("change", "clause"),
+    [
+        (lambda step: step._replace(rows=[*step.rows, *step.rows]), "BATCH-2"),
+        (lambda step: step._replace(rows=[row._replace(stop=row.stop + 9) for row in step.rows]), "BATCH-2"),
+        (lambda step: step._replace(copies=[Copy(99, 0)]), "ALLOC-1"),
+    ],
+)
+def test_steps_that_a_faulty_engine_could_return_are_findings(change: Callable[[Step], Any], clause: str) -> None:
+    verdict = judged(changed(change))
+
+    assert verdict.adapter is None
+    assert verdict.broke(clause)
+
+
+class SlotsOutsideThePool(OurEngine):
+    def slots(self, name: str) -> Sequence[int]:
+        return [slot + 100 for slot in super().slots(name)]
+
+
+def test_slots_outside_the_pool_are_a_finding() -> None:
+    verdict = judged(SlotsOutsideThePool)
+
+    assert verdict.broke("ALLOC-1")
+    assert "outside the pool of 6 blocks" in verdict.message("ALLOC-1")
+
+
+class FinishRefuses(OurEngine):
+    def finish(self, step: Step, tokens: Sequence[int]) -> None:
+        self.engine.submit("A", [1], 1)  # the implementation refuses: the name is in use
+
+
+def test_a_finish_that_is_refused_is_a_crash() -> None:
+    verdict = judged(FinishRefuses)
+
+    assert verdict.broke("CRASH-1")
+    assert "only submit may refuse" in verdict.message("CRASH-1")
+
+
+class NeverSchedules(OurEngine):
+    def step(self) -> Step:
+        return Step()
+
+    batch = None  # type: ignore[assignment]
+
+
+def test_a_scheduler_that_schedules_nothing_is_stopped_and_found() -> None:
+    verdict = judged(NeverSchedules)
+
+    assert verdict.broke("LIVE-1")
+    assert "steps in a row came back empty" in verdict.message("LIVE-1")
+    assert "A (3 tokens, 0 computed, 2 to sample) holds no block" in verdict.message("LIVE-1")
+
+
+class PreemptsForEver(OurEngine):
+    """Each step computes the first token again: rows, but never a token."""
+
+    batch = None  # type: ignore[assignment]
+
+    def step(self) -> Step:
+        name = str(self.engine.scheduler.live()[0])
+        if not self.engine.scheduler.table(name):
+            self.engine.step()
+        return Step([Row(name, 0, 1, False)])
+
+    def finish(self, step: Step, tokens: Sequence[int]) -> None:
+        """Nothing comes of it."""
+
+
+def test_steps_that_lead_nowhere_are_found() -> None:
+    verdict = judged(PreemptsForEver)
+
+    assert verdict.broke("LIVE-1")
+    assert "did not bring a single token" in verdict.message("LIVE-1")
+
+
+def without(name: str) -> type[OurEngine]:
+    return type("Lacking", (OurEngine,), {name: None})
+
+
+@pytest.mark.parametrize("name", ["open", "submit", "step", "slots", "finish", "live"])
+def test_a_missing_method_is_named(name: str) -> None:
+    verdict = judged(without(name))
+
+    assert verdict.adapter is not None
+    assert f"lacks {name}" in str(verdict.adapter)
+
+
+@pytest.mark.parametrize("name", ["cancel", "batch", "ref_count", "free_blocks", "cached_blocks"])
+def test_an_optional_method_may_be_missing(name: str) -> None:
+    verdict = judged(without(name), (*TRACE[:-1], Cancel("B"), DriveToIdle()))
+
+    assert verdict.adapter is None
+    assert not verdict.breaches
+
+
+class NoCapabilities(OurEngine):
+    capabilities = None  # type: ignore[assignment]
+
+
+class KeepsState(OurEngine):
+    def live(self) -> Sequence[str]:
+        return ["left over"]
+
+
+class LiveIsAString(OurEngine):
+    def live(self) -> Sequence[str]:
+        return "A"
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (NoCapabilities, "declares no capabilities"),
+        (KeepsState, "right after open()"),
+        (LiveIsAString, "live returned 'A'"),
+    ],
+)
+def test_other_breaches_of_the_protocol(target: type[OurEngine], says: str) -> None:
+    verdict = judged(target)
+
+    assert verdict.adapter is not None
+    assert says in str(verdict.adapter)
+
+
+def test_operations_without_a_meaning_are_passed_over() -> None:
+    class Plain(OurEngine):
+        capabilities = EngineCapabilities(
+            refusals=OurEngine.capabilities.refusals, chunked_prefill=True, salts=True, cached_overlaps_free=True
+        )
+
+    verdict = judged(
+        Plain, (Launch(), Cancel("A"), Resubmit("A"), Submit("A", (1,) * 99, (1,)), Submit("A", (), (1,)), *TRACE)
+    )
+
+    assert verdict.illegal == 5
+    assert not verdict.breaches
+
+
+def test_several_steps_in_flight_with_cancel_and_reuse() -> None:
+    geometry = EngineGeometry(block_size=1, num_blocks=5, max_tokens_per_step=4, max_rows=1, max_in_flight=3)
+    trace = (
+        Submit("A", (1, 2), (1, 1)),
+        Launch(hold=True),
+        Cancel("A"),
+        Submit("B", (3, 4), (1, 1)),
+        Launch(hold=True),
+        DriveToIdle(),
+    )
+    verdict = judged(OurEngine, trace, geometry)
+
+    assert not verdict.breaches
+    assert verdict.state.marks["a cancel in flight"] == 1
