@@ -5,16 +5,16 @@
 
 with k[p] = k_cache[block_table[s, p // block_size], p % block_size, h // (Hq // Hkv)], v[p] likewise.
 
-Online softmax over tiles of BLOCK_N tokens, in base 2 (exp2 is one instruction; log2(e) is folded into the scale): per tile
-    m' = max(m, max s),   l' = l * 2^(m - m') + sum 2^(s - m'),   acc' = acc * 2^(m - m') + 2^(s - m') v.
-The query heads that share a KV head are the rows of one matrix product, so that each key is read once (Hq // Hkv rows of BLOCK_M).
+Online softmax over tiles of BLOCK_N tokens, in base 2 (exp2 is one instruction; log2(e) is folded into the
+scale): per tile   m' = max(m, max s),   l' = l 2^(m - m') + sum 2^(s - m'),   acc' = acc 2^(m - m') + 2^(s - m') v.
+The query heads that share a KV head are the rows of one matrix product, so that each key is read once.
 
-Two schedules give each program its tiles:
-- fixed: program (split, pair) takes the split-th of num_splits equal parts of one (sequence, KV head) pair. The bits of a row depend
-  on that row's length and num_splits alone. num_splits = 1 needs no second kernel.
-- balanced (stream-K, arXiv 2301.03598; for attention LeanAttention, arXiv 2405.10480): the tiles of all pairs are laid in one line
-  and cut into equal runs, one for each program, whatever the lengths. A pair cut by a run's end leaves partial results.
-Partial results, normalised, and their base-2 LSE are merged by combine_kernel: out = sum_i 2^(lse_i - lse) out_i.
+A sequence is cut into pieces, one program each, which are merged by combine_kernel: with o_i the result of piece i
+and lse_i its LSE,  out = sum_i 2^(lse_i - lse) o_i  (partitions of paged attention v2; FlashDecoding).
+- num_splits given: so many equal pieces of every sequence. The bits of a row depend on its own length and num_splits
+  alone. One piece needs no merging.
+- otherwise the kernel itself looks at all lengths and chooses the pieces of each sequence, so that a batch of any
+  mixture keeps the whole device busy to the end, also under CUDA graphs, where the host does not know the lengths.
 
 Letters: S sequences, P pairs of one sequence (KV head, tile of its query heads), M rows, N tokens of a tile, D head dim.
 """
@@ -30,8 +30,8 @@ from paged_impl.kernels import checks, rules, runtime
 from paged_impl.kernels.pages import load_tile, token_offsets
 
 LOG2_E = math.log2(math.e)
-# The balanced schedule sums all lengths in one vector; batches beyond this take the fixed schedule (they fill any device).
-MAX_BALANCED_SEQS = 4096
+# plan() holds all lengths in one vector; batches beyond this are not cut (they fill any device).
+MAX_PLANNED_SEQS = 4096
 
 
 @triton.jit
@@ -42,39 +42,25 @@ def tile_range(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Number of tiles of each sequence [BLOCK_S]; none past the last sequence or beyond what a table row can hold."""
+def plan(
+    lens_ptr, num_seqs, capacity, wave_pieces, num_pieces,
+    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, MIN_TILES: tl.constexpr,
+):  # fmt: skip
+    """How many pieces each sequence is cut into, [BLOCK_S]: at least 1, and 0 past the last sequence.
+
+    Rows of nearly one length get as many pieces as fit on the device at once (wave_pieces in all): a second wave that
+    is not full would cost more. Otherwise pieces are as long as num_pieces equal ones would be: programs that end
+    at different times are replaced by others. A piece has at least MIN_TILES tiles, unless there are few in all.
+    """
     seq = tl.arange(0, BLOCK_S)
     lengths = tl.minimum(tl.load(lens_ptr + seq, mask=seq < num_seqs, other=0), capacity)
-    return tile_range(lengths, WINDOW, BLOCK_N)[1]
-
-
-@triton.jit
-def cut(run, num_tiles, num_runs):
-    """Start of a run on a line of tiles cut into equal runs. There are at most as many runs as tiles, so that none is empty."""
-    num_runs = tl.maximum(tl.minimum(num_tiles, num_runs), 1)
-    return (tl.minimum(run, num_runs).to(tl.int64) * num_tiles // num_runs).to(tl.int32)
-
-
-@triton.jit
-def run_of(tile, num_tiles, num_runs):
-    """The run that holds a tile: the inverse of cut()."""
-    num_runs = tl.maximum(tl.minimum(num_tiles, num_runs), 1)
-    return (((tile + 1).to(tl.int64) * num_runs - 1) // tl.maximum(num_tiles, 1)).to(tl.int32)
-
-
-@triton.jit
-def keep_whole(tiles, num_tiles, num_seqs, num_sms, PAIRS: tl.constexpr):
-    """Whether each pair had better be one program's work: no parts to write and merge, no second row to start on.
-
-    Either there is so much work that the longest pair is a small share of a multiprocessor's, or the rows are of nearly the same length
-    and their pairs fill the multiprocessors once or twice.
-    """
-    longest = tl.max(tiles, 0)
-    num_pairs = num_seqs * PAIRS
-    many = num_tiles.to(tl.int64) * PAIRS >= longest.to(tl.int64) * num_sms * 4
-    even = longest.to(tl.int64) * num_seqs * 10 <= num_tiles.to(tl.int64) * 11
-    return many | (even & (num_pairs * 10 >= num_sms * 9) & (num_pairs <= num_sms * 2))
+    _, tiles = tile_range(lengths, WINDOW, BLOCK_N)
+    total, longest = tl.sum(tiles, 0), tl.max(tiles, 0)
+    even = (longest.to(tl.int64) * num_seqs * 10 <= total.to(tl.int64) * 11) & (num_seqs <= wave_pieces)
+    in_wave = tl.minimum(wave_pieces // num_seqs, tl.maximum(16, longest // MIN_TILES))
+    share = tl.maximum((total + num_pieces - 1) // num_pieces, MIN_TILES)
+    pieces = tl.where(even, in_wave, (tiles + share - 1) // share)
+    return tl.where(seq < num_seqs, tl.maximum(pieces, 1), 0)
 
 
 @triton.jit
@@ -86,7 +72,7 @@ def attend(
 ):  # fmt: skip
     """Softmax-weighted values over tiles [first_tile, last_tile): unnormalised acc [M, D], maximum and sum [M]."""
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    l = tl.zeros((BLOCK_M,), tl.float32)
+    weights = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # summed once, after the loop: a sum over warps in it is slow
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for tile in range(first_tile, last_tile):
         start = tile * BLOCK_N
@@ -107,140 +93,107 @@ def attend(
         m_new = tl.maximum(m, tl.max(s, 1))
         shrink = tl.exp2(m - m_new)
         p = tl.exp2(s - m_new[:, None])
-        l = l * shrink + tl.sum(p, 1)
+        weights = weights * shrink[:, None] + p
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         m = m_new
-    return acc, m, l
+    return acc, m, tl.sum(weights, 1)
 
 
 @triton.jit
 def decode_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr,
-    scale_log2, num_seqs, capacity, num_splits, num_runs, num_sms,
+    scale_log2, num_seqs, capacity, num_splits, wave_pieces, num_pieces,
     stride_os, stride_oh, stride_qs, stride_qh, stride_table,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, BALANCED: tl.constexpr, SPLIT: tl.constexpr, WITH_LSE: tl.constexpr, SAME_STRIDES: tl.constexpr,
-    ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, PLANNED: tl.constexpr, SPLIT: tl.constexpr, WITH_LSE: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, PDL: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """One piece of one (sequence, pair): into out if the sequence has no other piece, else into part."""
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     PAIRS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     if PDL:
         gdc_wait()
-        if SPLIT:
-            gdc_launch_dependents()
-    # Neighbouring programs read the heads of the same tokens, which lie side by side in memory: see NOTES.md, "locality".
+        gdc_launch_dependents()
+    # Neighbouring programs read the heads of the same tokens, which lie side by side in memory: NOTES.md, "locality".
     pair, lane = tl.program_id(0) % PAIRS, tl.program_id(0) // PAIRS
-    # The tiles of this program: [now, stop) on a line where those of sequence `seq` begin at `base`.
-    if BALANCED:
-        tiles = tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW, BLOCK_N, BLOCK_S)
-        ends = tl.cumsum(tiles, 0)
-        num_tiles = tl.max(ends, 0)
-        whole = keep_whole(tiles, num_tiles, num_seqs, num_sms, PAIRS)
-        now, stop = cut(lane, num_tiles, num_runs), cut(lane + 1, num_tiles, num_runs)
-        seq = tl.sum((ends <= now).to(tl.int32), 0)
-        base = tl.max(tl.where(ends <= now, ends, 0), 0)
-        if whole:
-            seq = lane
-            stop = tl.sum(tl.where(tl.arange(0, BLOCK_S) <= lane, tiles, 0), 0)
-            now = tl.sum(tl.where(tl.arange(0, BLOCK_S) < lane, tiles, 0), 0)
-            base = now
-        alone = whole & (lane < num_seqs)
+    if PLANNED:
+        pieces = plan(lens_ptr, num_seqs, capacity, wave_pieces, num_pieces, WINDOW, BLOCK_N, BLOCK_S, MIN_TILES)
+        ends = tl.cumsum(pieces, 0)
+        seq = tl.sum((ends <= lane).to(tl.int32), 0)
+        if seq >= num_seqs:
+            return
+        piece = lane - tl.max(tl.where(ends <= lane, ends, 0), 0)
+        num_splits = tl.sum(tl.where(tl.arange(0, BLOCK_S) == seq, pieces, 0), 0)
     else:
-        seq, base, alone = lane // num_splits, 0, True
-        _, num_tiles = tile_range(tl.minimum(tl.load(lens_ptr + seq), capacity), WINDOW, BLOCK_N)
-        share = (num_tiles + num_splits - 1) // num_splits
-        now = tl.minimum(lane % num_splits * share, num_tiles)
-        stop = tl.minimum(now + share, num_tiles)
+        seq, piece = lane // num_splits, lane % num_splits
+    length = tl.minimum(tl.load(lens_ptr + seq), capacity)
+    first, num_tiles = tile_range(length, WINDOW, BLOCK_N)
+    begin = first + (piece.to(tl.int64) * num_tiles // num_splits).to(tl.int32)
+    end = first + ((piece + 1).to(tl.int64) * num_tiles // num_splits).to(tl.int32)
 
     row = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
-    kv_head = (pair // HEAD_TILES).to(tl.int64)
+    seq_64, kv_head = seq.to(tl.int64), (pair // HEAD_TILES).to(tl.int64)
     head_in_group = pair % HEAD_TILES * BLOCK_M + row
     head = kv_head * GROUP + head_in_group
     in_rows = (head_in_group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    k_ptr += kv_head * stride_kh
-    v_ptr += kv_head * stride_vh
-    pending = (now < stop) | alone  # an empty row, or part of one, still reports zeros
-    while pending:
-        seq_64 = seq.to(tl.int64)
-        length = tl.minimum(tl.load(lens_ptr + seq), capacity)
-        first_tile, num_tiles = tile_range(length, WINDOW, BLOCK_N)
-        end = tl.minimum(stop, base + num_tiles)
-        if (now < end) | alone:
-            q = tl.load(q_ptr + seq_64 * stride_qs + head[:, None] * stride_qh + dim[None, :], mask=in_rows, other=0)
-            acc, m, l = attend(
-                q, k_ptr, v_ptr, table_ptr + seq_64 * stride_table,
-                length, first_tile + now - base, first_tile + end - base, scale_log2,
-                stride_kb, stride_kt, stride_vb, stride_vt,
-                HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_M, BLOCK_N, BLOCK_D,
-            )  # fmt: skip
-            divisor = tl.where(l == 0, 1.0, l)  # nothing read: zeros, and an LSE of -inf since m is -inf
-            lse = m + tl.log2(divisor)
-            acc = acc / divisor[:, None]
-            if (not SPLIT) if not BALANCED else ((now == base) & (end == base + num_tiles)):
-                out_offsets = seq_64 * stride_os + head[:, None] * stride_oh + dim[None, :]
-                tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_rows)
-                if WITH_LSE:
-                    lse_offsets = seq_64 * (NUM_KV_HEADS * GROUP) + head
-                    tl.store(lse_ptr + lse_offsets, lse * 0.6931471805599453, mask=head_in_group < GROUP)
-            elif SPLIT:
-                # A run leaves at most two parts: one that began before it (slot 0) and one that goes on after it (1).
-                slot = tl.program_id(0).to(tl.int64)
-                if BALANCED:
-                    slot = slot * 2 + (now == base).to(tl.int64)
-                tl.store(part_ptr + (slot * BLOCK_M + row)[:, None] * HEAD_DIM + dim[None, :], acc, mask=in_rows)
-                tl.store(part_lse_ptr + slot * BLOCK_M + row, lse)
-        now = end
-        base += num_tiles
-        seq += 1
-        pending = now < stop
+    q = tl.load(q_ptr + seq_64 * stride_qs + head[:, None] * stride_qh + dim[None, :], mask=in_rows, other=0)
+    acc, m, l = attend(
+        q, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh, table_ptr + seq_64 * stride_table,
+        length, begin, end, scale_log2, stride_kb, stride_kt, stride_vb, stride_vt,
+        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_M, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    divisor = tl.where(l == 0, 1.0, l)  # nothing read: zeros, and an LSE of -inf since m is -inf
+    lse = m + tl.log2(divisor)
+    acc = acc / divisor[:, None]
+    if (not SPLIT) or (PLANNED and num_splits == 1):
+        out_offsets = seq_64 * stride_os + head[:, None] * stride_oh + dim[None, :]
+        tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_rows)
+        if WITH_LSE:
+            lse_offsets = seq_64 * (NUM_KV_HEADS * GROUP) + head
+            tl.store(lse_ptr + lse_offsets, lse * 0.6931471805599453, mask=head_in_group < GROUP)
+    else:
+        slot = tl.program_id(0).to(tl.int64) * BLOCK_M + row
+        tl.store(part_ptr + slot[:, None] * HEAD_DIM + dim[None, :], acc, mask=in_rows)
+        tl.store(part_lse_ptr + slot, lse)
 
 
 @triton.jit
 def combine_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, lens_ptr,
-    num_seqs, capacity, num_splits, num_runs, num_sms, stride_os, stride_oh,
+    num_seqs, capacity, num_splits, wave_pieces, num_pieces, stride_os, stride_oh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    BALANCED: tl.constexpr, WITH_LSE: tl.constexpr, PDL: tl.constexpr,
+    PLANNED: tl.constexpr, WITH_LSE: tl.constexpr, PDL: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one (sequence, query head); rows that one program finished alone are left as they are."""
+    """Merge the pieces of one (sequence, query head); rows that one program finished alone are left as they are."""
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     PAIRS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     seq, head = tl.program_id(0) // (NUM_KV_HEADS * GROUP), tl.program_id(0) % (NUM_KV_HEADS * GROUP)
     pair = head // GROUP * HEAD_TILES + head % GROUP // BLOCK_M
     row = head % GROUP % BLOCK_M
-    if BALANCED:
-        tiles = tiles_of_all(lens_ptr, num_seqs, capacity, WINDOW, BLOCK_N, BLOCK_S)
-        index = tl.arange(0, BLOCK_S)
-        num_tiles = tl.sum(tiles, 0)
-        begin = tl.sum(tl.where(index < seq, tiles, 0), 0)
-        end = tl.sum(tl.where(index <= seq, tiles, 0), 0)
-        first = run_of(begin, num_tiles, num_runs)
-        num_parts = tl.where(begin < end, run_of(end - 1, num_tiles, num_runs) - first + 1, 0)
-        done = (num_parts == 1) | keep_whole(tiles, num_tiles, num_seqs, num_sms, PAIRS)
-    else:
-        first = seq * num_splits
-        num_parts, done = num_splits, False
+    first = seq * num_splits
+    if PLANNED:
+        pieces = plan(lens_ptr, num_seqs, capacity, wave_pieces, num_pieces, WINDOW, BLOCK_N, BLOCK_S, MIN_TILES)
+        first = tl.sum(tl.where(tl.arange(0, BLOCK_S) < seq, pieces, 0), 0)
+        num_splits = tl.sum(tl.where(tl.arange(0, BLOCK_S) == seq, pieces, 0), 0)
     if PDL:
-        gdc_wait()
-    if done:
+        gdc_wait()  # before any return: this kernel must not end before the one it was launched beside
+    if PLANNED and num_splits == 1:
         return
     dim = tl.arange(0, BLOCK_D)
     m = tl.full((), float("-inf"), tl.float32)
     l = tl.zeros((), tl.float32)
     acc = tl.zeros((BLOCK_D,), tl.float32)
-    for start in range(0, num_parts, BLOCK_PARTS):
+    for start in range(0, num_splits, BLOCK_PARTS):
         part = start + tl.arange(0, BLOCK_PARTS)
-        slot = (first + part).to(tl.int64) * PAIRS + pair
-        if BALANCED:
-            slot = slot * 2 + (part == 0).to(tl.int64)
-        lse = tl.load(part_lse_ptr + slot * BLOCK_M + row, mask=part < num_parts, other=float("-inf"))
+        slot = ((first + part).to(tl.int64) * PAIRS + pair) * BLOCK_M + row
+        lse = tl.load(part_lse_ptr + slot, mask=part < num_splits, other=float("-inf"))
         values = tl.load(
-            part_ptr + (slot * BLOCK_M + row)[:, None] * HEAD_DIM + dim[None, :],
-            mask=(part < num_parts)[:, None] & (dim < HEAD_DIM)[None, :], other=0,
+            part_ptr + slot[:, None] * HEAD_DIM + dim[None, :],
+            mask=(part < num_splits)[:, None] & (dim < HEAD_DIM)[None, :], other=0,
         )  # fmt: skip
         m_new = tl.maximum(m, tl.max(lse, 0))
         floor = tl.where(m_new == float("-inf"), 0.0, m_new)  # parts that saw no token have weight 0, not NaN
@@ -305,29 +258,32 @@ def _launch(
     num_kv_heads = k_cache.shape[2]
     group = num_heads // num_kv_heads
     pairs = num_kv_heads * triton.cdiv(group, rule.block_m)
-    balanced = num_splits is None and num_seqs <= MAX_BALANCED_SEQS
-    splits = num_splits or 1
+    capacity = block_table.shape[1] * k_cache.shape[1]
     num_sms = runtime.num_multiprocessors(q.device)
-    num_runs = rules.num_runs(rule, pairs, num_sms, runtime.interpreted())
-    num_programs = pairs * (max(num_runs, num_seqs) if balanced else num_seqs * splits)
-    split = balanced or splits > 1
-    num_parts = (2 * num_runs * pairs if balanced else num_programs) if split else 0
+    if num_splits is None and num_seqs > MAX_PLANNED_SEQS:
+        num_splits = 1
+    if num_splits is None and rules.keep_whole(rule, num_seqs, pairs, capacity, num_sms):
+        num_splits = 1
+    planned = num_splits is None
+    wave_pieces, num_pieces = rules.pieces(rule, pairs, num_sms)
+    lanes = num_seqs * num_splits if num_splits else wave_pieces if num_seqs == 1 else num_seqs + num_pieces
+    split = num_splits != 1
+    num_parts = pairs * lanes if split else 0
     parts = torch.empty((num_parts, rule.block_m, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_parts, rule.block_m), dtype=torch.float32, device=q.device)
     bits = runtime.reads_bf16_bits(q.dtype)
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     pdl = rule.pdl and runtime.compute_capability(q.device) >= 90
     shape = {
-        "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WINDOW": window or 0, "BALANCED": balanced,
-        "WITH_LSE": lse.numel() > 0, "PDL": pdl, "launch_pdl": pdl,
-        "BLOCK_S": max(128, int(triton.next_power_of_2(num_seqs))) if balanced else 1,
+        "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WINDOW": window or 0, "PLANNED": planned,
+        "WITH_LSE": lse.numel() > 0, "PDL": pdl, "launch_pdl": pdl, "MIN_TILES": rule.min_tiles,
+        "BLOCK_S": max(128, int(triton.next_power_of_2(num_seqs))) if planned else 1,
         "BLOCK_M": rule.block_m, "BLOCK_N": rule.block_n, "BLOCK_D": rules.padded_head_dim(head_dim),
     }  # fmt: skip
-    capacity = block_table.shape[1] * k_cache.shape[1]
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
-    decode_kernel[(num_programs,)](
+    decode_kernel[(pairs * lanes,)](
         kernel_out, lse, parts, part_lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
-        block_table, context_lens, scale * LOG2_E, num_seqs, capacity, splits, num_runs, num_sms,
+        block_table, context_lens, scale * LOG2_E, num_seqs, capacity, num_splits or 0, wave_pieces, num_pieces,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         BLOCK_SIZE=k_cache.shape[1], SPLIT=split, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
         BF16_BITS=bits, num_warps=rule.num_warps, num_stages=rule.num_stages, **shape,
@@ -336,7 +292,7 @@ def _launch(
         few = num_seqs * num_heads <= 4 * num_sms
         combine_kernel[(num_seqs * num_heads,)](
             kernel_out, lse, parts, part_lse, context_lens,
-            num_seqs, capacity, splits, num_runs, num_sms, kernel_out.stride(0), kernel_out.stride(1),
+            num_seqs, capacity, num_splits or 0, wave_pieces, num_pieces, kernel_out.stride(0), kernel_out.stride(1),
             BLOCK_PARTS=64 if few else 16, num_warps=8 if few else 2, **shape,
         )  # fmt: skip
     if bits:

@@ -4,6 +4,7 @@ Tuned off line on an H200 (benchmarks/NOTES.md holds the log); nothing is tuned 
 below were reasoned about and compiled for, not run.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -24,13 +25,20 @@ class StoreRule:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRule:
-    """block_m: query heads of one KV head per program; block_n: tokens per tile; programs_per_sm: for the balanced schedule."""
+    """block_m: query heads of one KV head per program; block_n: tokens per tile.
+
+    wave, total: pieces of work per multiprocessor, for an even and for a ragged batch; min_tiles: least tiles of a piece;
+    short_tokens: rows that cannot be longer are not cut, if there are enough of them; pdl: overlap launches (sm_90 on).
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    programs_per_sm: int
+    wave: int = 2
+    total: int = 6
+    min_tiles: int = 4
+    short_tokens: int = 1536
     pdl: bool = True
 
 
@@ -66,19 +74,25 @@ def decode_rule(
     width = padded_head_dim(head_dim)
     block_m = min(max(16, int(triton.next_power_of_2(group))), 64)
     if dtype == torch.float32:  # exact products run on the FMA units and hold whole tiles in registers
-        return DecodeRule(
-            block_m, block_n=32 if width <= 128 else 16, num_warps=4, num_stages=3, programs_per_sm=2
-        )
-    block_n = 64 if width <= 128 else 32
-    return DecodeRule(block_m, block_n, num_warps=4, num_stages=3, programs_per_sm=3)
+        rule = DecodeRule(block_m, block_n=32 if width <= 128 else 16, num_warps=4, num_stages=3)
+    else:
+        rule = DecodeRule(block_m, block_n=64 if width <= 128 else 32, num_warps=4, num_stages=5)
+    if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
+        rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
+    return rule
 
 
-def num_runs(rule: DecodeRule, pairs: int, num_sms: int, interpreted: bool) -> int:
-    """Equal runs that the balanced schedule cuts a batch into, for each (KV head, head tile) pair.
+def keep_whole(rule: DecodeRule, num_seqs: int, pairs: int, capacity: int, num_sms: int) -> bool:
+    """Whether no sequence is worth cutting: none can be long, and there is one for (nearly) every multiprocessor.
 
-    Interpreted: 3, so that runs end within sequences at little cost (every program costs milliseconds).
+    What the host knows of the lengths is the width of the table (capacity, in tokens).
     """
-    return 3 if interpreted else int(triton.cdiv(num_sms * rule.programs_per_sm, pairs))
+    return capacity <= rule.short_tokens and num_seqs * pairs * 10 >= num_sms * 9
+
+
+def pieces(rule: DecodeRule, pairs: int, num_sms: int) -> tuple[int, int]:
+    """Pieces of all sequences together, for one pair: of an even batch, in one wave; and of a ragged batch."""
+    return max(1, num_sms * rule.wave // pairs), max(1, num_sms * rule.total // pairs)
 
 
 def prefill_rule(

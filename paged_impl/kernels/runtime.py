@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 import triton
 
-# What an interpreted run takes for the number of multiprocessors: small batches count as small, as they do on a GPU.
-INTERPRETED_MULTIPROCESSORS = 16
+# What an interpreted run takes for the number of multiprocessors: few, since every program costs milliseconds.
+INTERPRETED_MULTIPROCESSORS = 4
 
 
 def interpreted() -> bool:
