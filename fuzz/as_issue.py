@@ -93,9 +93,8 @@ def _torch_flex(script: Script) -> None:
     geometry = script.case.geometry
     script.say("import torch")
     script.say("from torch.nn.attention.experimental._paged_attention import PagedAttention\n")
-    script.say(
-        f'paged = PagedAttention(n_pages={geometry.num_blocks}, page_size={geometry.block_size}, max_batch_size=4, device="cpu")'
-    )
+    sizes = f"n_pages={geometry.num_blocks}, page_size={geometry.block_size}, max_batch_size=4"
+    script.say(f'paged = PagedAttention({sizes}, device="cpu")')
     for op in script.case.operations:
         _torch_flex_step(script, _common(script, op))
     script.say("\nfor row in range(4):")

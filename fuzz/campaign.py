@@ -9,26 +9,22 @@ import contextlib
 import selectors
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fuzz import corpus, journal, messages
+from fuzz.campaign_state import Options, TargetRun, Worker
 from fuzz.child import READY_LIMIT_S, Child
+from fuzz.evidence import Suspect
 from fuzz.examiners import Examiners
-from fuzz.evidence import KEEPS_STATE, Evidence, Suspect
+from fuzz.filing import Filing
 from fuzz.folder import DiskError, Folder
 from fuzz.jobs import crash_message
 from fuzz.loop import safe_name
-from fuzz.tally import Tally
-from fuzz.versions import version_under_test
-from properties.case import Case, encode, fingerprint, read, write
+from properties.case import Case, encode, read
 from properties.contract import UsageError
-from properties.ledger import Entry, Ledger
+from properties.ledger import Ledger
 from properties.levels import spec_of
-from properties.report import explain
 
 SLICE_S = 1.0
 """Seconds of a slice: how soon one worker hears what another has found."""
@@ -42,72 +38,12 @@ MOST_DEATHS = 50
 """Deaths in a row without a finished case after which a target is given up."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a campaign was asked to do. `seconds` or `cases` (of each target) ends it, whichever comes first."""
-
-    targets: tuple[str, ...]
-    chosen: bool
-    seconds: float | None
-    cases: int | None
-    workers: int
-    device: str
-    seed: int
-    fail_fast: bool
-    limit_s: float
-
-
-@dataclass
-class Finding:
-    """A confirmed (or flaky) case on file. `known` is its entry in the ledger."""
-
-    path: Path
-    case: Case
-    fingerprint: str
-    known: Entry | None = None
-    times: int = 1
-
-
-@dataclass
-class TargetRun:
-    """One target of a campaign. `state` is "new", "running", "done", "skipped", "adapter" or "failed"."""
-
-    name: str
-    tally: Tally = field(default_factory=Tally)
-    state: str = "new"
-    reason: str = ""
-    ready: messages.Ready | None = None
-    tolerate: set[str] = field(default_factory=set)
-    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
-    rerun: bool = False
-    limit_s: float = 10.0
-    deaths: int = 0
-    constructor_deaths: int = 0
-
-    @property
-    def going(self) -> bool:
-        """Whether there may be more to do."""
-        return self.state in ("new", "running")
-
-
-@dataclass
-class Worker:
-    """A child process and what it is doing. `busy` is the range it was given."""
-
-    child: Child
-    run: TargetRun
-    slot: int
-    journal: Path
-    busy: tuple[int, int] | None = None
-    reruns: bool = False
-    next: int = 0
-
-
 class Campaign:
     """Runs until its time is up, its cases are done, or it is stopped. `tell` takes lines for the user."""
 
     def __init__(self, options: Options, folder: Folder, ledger: Ledger, tell: Callable[[str], None]) -> None:
         self.options, self.folder, self.ledger, self.tell = options, folder, ledger, tell
+        self.filing = Filing(folder, ledger, self._say)
         self.runs = {name: TargetRun(name, limit_s=options.limit_s) for name in options.targets}
         self.workers: dict[tuple[int, str], Worker] = {}
         self.turn: dict[int, int] = {}
@@ -120,6 +56,9 @@ class Campaign:
         self.started = time.monotonic()
         self.last_new_s = 0.0
         self._status_at = 0.0
+
+    def _say(self, line: str) -> None:
+        self.tell(line)  # which may be another one by then
 
     # ---- time ------------------------------------------------------------------------------------------------------
 
@@ -208,9 +147,7 @@ class Campaign:
             return False
         worker.busy, worker.next, worker.reruns = cases, cases[0], False
         seconds = max(0.05, min(SLICE_S, self.left_s))
-        worker.child.send(
-            messages.Slice(first=cases[0], stop=cases[1], seconds=seconds, **self._known_breaks(run))
-        )
+        worker.child.send(messages.Slice(first=cases[0], stop=cases[1], seconds=seconds, **self._known_breaks(run)))
         return True
 
     def _known_breaks(self, run: TargetRun) -> dict[str, Any]:
@@ -307,10 +244,8 @@ class Campaign:
         run = worker.run
         if run.state == "adapter":
             return  # another worker said so a moment ago
-        run.state, run.reason = "adapter", f"{reply.problem}. Remedy: {reply.remedy}"
+        self.filing.adapter(run, reply.problem, reply.remedy, reply.trace)
         self.examiners.forget(run.name)
-        self.folder.event("adapter", target=run.name, problem=reply.problem, remedy=reply.remedy, trace=reply.trace)
-        self.tell(f"ADAPTER {run.name}: {run.reason}")
         for other in [other for other in self.workers.values() if other.run is run]:
             self._drop(other)
 
@@ -359,8 +294,7 @@ class Campaign:
         run.constructor_deaths += 1
         if run.constructor_deaths < 3:
             return  # once may be the system's doing
-        run.state, run.reason = "adapter", f"making the adapter: {how}. Remedy: its constructor must return"
-        self.tell(f"ADAPTER {run.name}: {run.reason}")
+        self.filing.adapter(run, f"making the adapter: {how}", "its constructor must return")
 
     def _suspect_death(self, run: TargetRun, tail: journal.Tail, how: str, signal: int) -> None:
         id = "CRASH-2"
@@ -383,7 +317,7 @@ class Campaign:
         self.folder.write_bytes(path, encode(case))
         self._examine(Suspect(run.name, path, id, occurrence, death=how, signal=signal))
 
-    # ---- findings --------------------------------------------------------------------------------------------------
+    # ---- suspects --------------------------------------------------------------------------------------------------
 
     def _found(self, run: TargetRun, found: messages.Found) -> None:
         run.tolerate.add(found.property)
@@ -391,7 +325,11 @@ class Campaign:
 
     def _examine(self, suspect: Suspect) -> None:
         self.folder.event(
-            "broken", target=suspect.target, property=suspect.property, occurrence=suspect.occurrence, path=str(suspect.path)
+            "broken",
+            target=suspect.target,
+            property=suspect.property,
+            occurrence=suspect.occurrence,
+            path=str(suspect.path),
         )
         self.examiners.add(suspect, self.elapsed_s)
 
@@ -404,66 +342,14 @@ class Campaign:
 
     def _collect(self) -> None:
         for evidence in self.examiners.done(self.elapsed_s):
-            self._file(evidence)
-
-    def _file(self, evidence: Evidence) -> None:
-        run, suspect = self.runs[evidence.suspect.target], evidence.suspect
-        if run.state == "adapter":
-            return  # nothing that this adapter says counts any more
-        case, id = evidence.case, evidence.suspect.property
-        if case is None:
-            self.folder.event("unreadable", target=run.name, path=str(suspect.path), detail=evidence.detail)
-            return
-        if evidence.how == "finding":
-            self._keep(run, case)
-        elif evidence.how == "leaks":
-            run.state, run.reason = "adapter", f"{id}: {evidence.detail}. Remedy: {KEEPS_STATE}"
-            self.examiners.forget(run.name)
-            self.folder.event("adapter", target=run.name, problem=evidence.detail, remedy=KEEPS_STATE)
-            self.tell(f"ADAPTER {run.name}: {run.reason}")
-        elif evidence.how == "error":
-            self.folder.event("not-examined", target=run.name, property=id, detail=evidence.detail)
-            self._keep(run, _flaky(case, f"it could not be confirmed: {evidence.detail}"))
-        elif suspect.death and evidence.how == "gone" and suspect.signal in _OUTSIDE:
-            self.folder.event("not-reproduced", target=run.name, death=suspect.death)
-        else:
-            self._keep(run, _flaky(case, evidence.detail))
-        suspect.path.unlink(missing_ok=True)
-
-    def _keep(self, run: TargetRun, case: Case) -> None:
-        print_ = fingerprint(case)
-        key = (case.property, print_)
-        if key in run.findings:
-            run.findings[key].times += 1
-            return
-        known = None if case.flaky else self.ledger.find(run.name, case.property, print_, _version(run, case))
-        path = self.folder.finding(run.name, case.property, print_)
-        try:
-            self.folder.write_bytes(path, encode(case))
-        except DiskError:
-            self.tell(f"this case could not be saved; it is here whole:\n{encode(case).decode()}")
-            raise
-        finding = run.findings[key] = Finding(path, case, print_, known)
-        self._save_to_corpus(run, case, print_)
-        kind = "known" if known else "flaky" if case.flaky else "finding"
-        self.folder.event(kind, target=run.name, property=case.property, fingerprint=print_, path=str(path))
-        self._announce(run, finding, kind)
-        if case.property == "CRASH-2":
-            run.limit_s = min(run.limit_s, max(1.0, self.options.limit_s / 5))  # later hangs cost less time
-        if kind == "finding":
-            self.last_new_s = self.elapsed_s
-            if self.options.fail_fast:
-                self.stop("--fail-fast")
-
-    def _announce(self, run: TargetRun, finding: Finding, kind: str) -> None:
-        case = finding.case
-        steps = f"{len(case.operations)} step{'s' * (len(case.operations) != 1)}"
-        words = {"known": "known", "flaky": "FLAKY", "finding": "FOUND"}[kind]
-        self.tell(f"{words} {run.name} {case.property} in {steps}: {finding.path}")
-
-    def _save_to_corpus(self, run: TargetRun, case: Case, print_: str) -> None:
-        with contextlib.suppress(OSError):  # a convenience: the finding itself is on file
-            write(case, self.folder.corpus(run.name) / f"{case.property}-{print_}.json")
+            run = self.runs[evidence.suspect.target]
+            new = self.filing.file(run, evidence)
+            if run.state == "adapter":
+                self.examiners.forget(run.name)
+            if new is not None:
+                self.last_new_s = self.elapsed_s
+                if self.options.fail_fast and not new.case.flaky:
+                    self.stop("--fail-fast")
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
@@ -504,22 +390,3 @@ class Campaign:
                 for run in self.runs.values()
             },
         }
-
-
-_OUTSIDE = (0, 9, 15)
-"""A hang that does not come back (a machine that was busy or asleep), SIGKILL, SIGTERM: not the target's doing."""
-
-
-def _flaky(case: Case, detail: str) -> Case:
-    hint = "does the target, or its adapter, keep state between cases, or depend on time or randomness?"
-    fields = {**msgspec.structs.asdict(case), "flaky": True, "message": f"{case.message} FLAKY: {detail}; {hint}"}
-    return Case(**fields)
-
-
-def _version(run: TargetRun, case: Case) -> str:
-    return version_under_test(run.name, case.versions)
-
-
-def text_of(finding: Finding) -> str:
-    """A finding in words, with the command that replays it."""
-    return explain(finding.case, replay=f"pagefault repro {finding.path}")

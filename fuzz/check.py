@@ -65,10 +65,12 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
     try:
         adapter = target.make()
     except UsageError as error:
-        return _answer(emit, [(str(error), "install what is missing")])
+        _answer(emit, [(str(error), "install what is missing")])
+        return
     except Exception as error:
         what = f"making the adapter raised {type(error).__name__}: {error}"
-        return _answer(emit, [(what, "its constructor takes no arguments and must not fail")])
+        _answer(emit, [(what, "its constructor takes no arguments and must not fail")])
+        return
     problems = static_problems(adapter)
     offers = ", ".join(sorted(spec.offered(adapter))) or "none"
     _answer(emit, problems, [f"optional methods: {offers}"])
@@ -90,7 +92,8 @@ def _use(target: Target, spec: LevelSpec, seconds: float, emit: Emit) -> None:
         for breach in verdict.breaches:
             broken.setdefault(breach.property, (breach.message, number))
         if verdict.adapter is not None and not verdict.breaches:
-            return _answer(emit, [(verdict.adapter.problem, verdict.adapter.remedy)])  # and no notes: it ends here
+            _answer(emit, [(verdict.adapter.problem, verdict.adapter.remedy)])  # and no notes: it ends here
+            return
         operations += len(verdict.applied)
         if verdict.state is not None:
             for counts, more in ((judged, verdict.state.judged), (marks, verdict.state.marks)):
@@ -99,9 +102,14 @@ def _use(target: Target, spec: LevelSpec, seconds: float, emit: Emit) -> None:
     speed = operations / (time.monotonic() - started)
     adapter = target.make()
     problems = _declarations(spec, adapter, broken, judged, marks)
-    notes = [f"{number} cases, {operations} operations, {speed:,.0f} judged operations a second", *_broken_notes(broken)]
+    notes = [
+        f"{number} cases, {operations} operations, {speed:,.0f} judged operations a second",
+        *_broken_notes(broken),
+    ]
     if speed < SLOW_PER_S:
-        notes.append(f"that is slow: below {SLOW_PER_S:g} a campaign reaches little; is something rebuilt in every call?")
+        notes.append(
+            f"that is slow: below {SLOW_PER_S:g} a campaign reaches little; is something rebuilt in every call?"
+        )
     _answer(emit, problems, notes)
 
 
@@ -118,7 +126,10 @@ def _declarations(
         )
     elif not marks.get("a refusal"):
         problems.append(
-            ("pools of three blocks were filled and nothing was ever refused", "raise a declared refusal where there is no room")
+            (
+                "pools of three blocks were filled and nothing was ever refused",
+                "raise a declared refusal where there is no room",
+            )
         )
     faulty = any(CLAUSES[id].rank == "safety" for id in broken)  # then a broken promise may follow from the fault
     for id in sorted(caps.promises & broken.keys() if not faulty else ()):
@@ -130,7 +141,9 @@ def _declarations(
         )
     applicable = spec.applicable(caps, spec.offered(adapter))
     for id in sorted(caps.promises - applicable):
-        problems.append((f"the promise {id} cannot be judged with what the adapter offers", "offer more, or leave it out"))
+        problems.append(
+            (f"the promise {id} cannot be judged with what the adapter offers", "offer more, or leave it out")
+        )
     return problems
 
 
@@ -161,7 +174,9 @@ def _repeat(target: Target, spec: LevelSpec, limit_s: float) -> messages.Checked
             what = f"the same trace (number {number}) gave other answers on an adapter that was opened before"
             problems.append((what, _OPENS))
             break
-    return messages.Checked(problems=tuple(problems), notes=(f"{len(seeds)} traces gave their answers three times over",))
+    return messages.Checked(
+        problems=tuple(problems), notes=(f"{len(seeds)} traces gave their answers three times over",)
+    )
 
 
 def _digests(target: Target, spec: LevelSpec, seeds: list[int], limit_s: float) -> list[str] | None:
@@ -191,7 +206,7 @@ class _Answers:
         return self._hash.hexdigest()
 
     def _referee(self, target: Any, geometry: Any) -> Any:
-        referee = self._plain.referee(target, geometry)
+        referee: Any = self._plain.referee(target, geometry)
         apply, state = referee.apply, referee.state
 
         def watched(operation: Any) -> str:

@@ -46,7 +46,8 @@ def static_problems(adapter: Any) -> list[Problem]:
     """Problems of a blocks adapter, each with its remedy."""
     lacks = missing(adapter)
     problems: list[Problem] = [
-        (f"{type(adapter).__name__} has no method {name}", f"a blocks target needs {', '.join(REQUIRED)}") for name in lacks
+        (f"{type(adapter).__name__} has no method {name}", f"a blocks target needs {', '.join(REQUIRED)}")
+        for name in lacks
     ]
     problems += _misspelt(adapter)
     caps = getattr(adapter, "capabilities", None)
@@ -64,7 +65,9 @@ def _misspelt(adapter: Any) -> list[Problem]:
     for name in public:
         near = get_close_matches(name, known - set(public), n=1, cutoff=0.85)
         if name not in known and near:
-            found.append((f"the method {name} is never called", f"is it {near[0]}? Rename it, or give it a leading underscore"))
+            found.append(
+                (f"the method {name} is never called", f"is it {near[0]}? Rename it, or give it a leading underscore")
+            )
     return found
 
 
@@ -85,7 +88,7 @@ def _arguments(adapter: Any, caps: Capabilities) -> list[Problem]:
 
 
 def _form(name: str) -> str:
-    return OPTIONAL[name] if name in OPTIONAL else "see BlocksTarget in properties/protocol.py"
+    return OPTIONAL.get(name, "see BlocksTarget in properties/protocol.py")
 
 
 def _declared(caps: Capabilities) -> list[Problem]:
@@ -96,7 +99,9 @@ def _declared(caps: Capabilities) -> list[Problem]:
     if not 1 <= least <= most:
         found.append((f"num_blocks is {caps.num_blocks}", "give the smallest and the largest pool, 1 or more"))
     elif len(caps.reserved_blocks) >= most:
-        found.append((f"{len(caps.reserved_blocks)} reserved blocks fill the largest pool of {most}", "raise num_blocks"))
+        found.append(
+            (f"{len(caps.reserved_blocks)} reserved blocks fill the largest pool of {most}", "raise num_blocks")
+        )
     unknown = sorted(id for id in caps.promises if id not in CLAUSES or CLAUSES[id].rank != "promise")
     if unknown:
         promises = ", ".join(id for id in CLAUSES if CLAUSES[id].rank == "promise")
@@ -105,7 +110,12 @@ def _declared(caps: Capabilities) -> list[Problem]:
     if wrong:
         found.append((f"refusals holds {wrong[0]!r}", "list exception classes"))
     if any(item in (Exception, BaseException) for item in caps.refusals):
-        found.append(("refusals holds Exception: every crash would pass for a refusal", "list the one class that means 'no room'"))
+        found.append(
+            (
+                "refusals holds Exception: every crash would pass for a refusal",
+                "list the one class that means 'no room'",
+            )
+        )
     if caps.max_sequences is not None and caps.max_sequences < 1:
         found.append((f"max_sequences is {caps.max_sequences}", "give 1 or more, or None"))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -59,10 +60,8 @@ class Child:
     def send(self, command: messages.Message) -> None:
         """Send a command; a child that is gone is noticed when its replies end."""
         self._seen, self._seen_at = (-1, b""), time.monotonic()
-        try:
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._commands, messages.encode(command))
-        except BrokenPipeError:
-            pass
 
     def replies(self) -> Iterator[messages.Reply]:
         """The replies that have come in. Never blocks."""
@@ -88,7 +87,9 @@ class Child:
     def poll(self) -> str | None:
         """How the process ended, in words ("" for a normal end); None while it lives."""
         code = self.process.poll()
-        if code is None and self.deaf:  # its pipe is closed: it is about to end, or the target closed what is not its own
+        if (
+            code is None and self.deaf
+        ):  # its pipe is closed: it is about to end, or the target closed what is not its own
             try:
                 code = self.process.wait(2.0)
             except subprocess.TimeoutExpired:
@@ -110,10 +111,8 @@ class Child:
     def stop(self) -> None:
         """End the process and give back its pipes. Never fails."""
         if self.process.poll() is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)  # its forks too
-            except ProcessLookupError:
-                pass
         self.process.wait()
         for file in (self._commands, self._replies):
             os.close(file)
@@ -140,7 +139,7 @@ def _environment() -> dict[str, str]:
 
 def _drain(file: int) -> tuple[bytes, bool]:
     """What has come in, and whether the other end is closed."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         try:
             part = os.read(file, 1 << 16)
@@ -186,7 +185,9 @@ def start(target: str, device: str = "cpu") -> Child:
     except Ended as how:
         words = child.last_words()
         child.stop()
-        raise UsageError(f"target {target!r}: while it was imported, {how}. Its last output: {words[-300:] or 'none'}") from None
+        raise UsageError(
+            f"target {target!r}: while it was imported, {how}. Its last output: {words[-300:] or 'none'}"
+        ) from None
     if isinstance(reply, messages.Unusable):
         child.stop()
         from properties.targets import Unavailable

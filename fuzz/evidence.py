@@ -29,10 +29,10 @@ class Suspect:
     death: str = ""
     signal: int = 0
 
-    @property
-    def first(self) -> bool:
-        """Whether it is the first of its clause."""
-        return self.occurrence == 1
+
+def is_first(suspect: Suspect) -> bool:
+    """Whether it is the first of its clause."""
+    return suspect.occurrence == 1
 
 
 @dataclass(frozen=True)

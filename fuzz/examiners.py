@@ -6,7 +6,7 @@ import queue
 import threading
 from collections import deque
 
-from fuzz.evidence import Evidence, Suspect, examine
+from fuzz.evidence import Evidence, Suspect, examine, is_first
 
 FIRST_S = 20.0
 """Seconds that minimising the first case of a clause may take."""
@@ -47,7 +47,7 @@ class Examiners:
         if suspect.target in self._forgotten:
             suspect.path.unlink(missing_ok=True)
             return
-        if suspect.first:
+        if is_first(suspect):
             self._first.append(suspect)
         elif len(self._later) < MOST_LATER:
             self._later.append(suspect)
@@ -61,7 +61,7 @@ class Examiners:
         while not self._out.empty():
             evidence = self._out.get()
             self._current = None
-            if not evidence.suspect.first:
+            if not is_first(evidence.suspect):
                 self._later_s += evidence.seconds
             found.append(evidence)
         self._go_on(elapsed_s)

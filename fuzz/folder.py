@@ -1,9 +1,9 @@
 """The folder of a campaign: findings, events, status, journals, what is still to be confirmed.
 
-    campaign.json   what was asked for          findings/   confirmed and minimised cases
-    state.json      counters, to resume from    pending/    cases that are not confirmed yet
-    status.json     plain status, every second  journal/    what each worker is doing now
-    events.jsonl    one line an event           corpus/     traces that the next campaign starts from
+campaign.json   what was asked for          findings/   confirmed and minimised cases
+state.json      counters, to resume from    pending/    cases that are not confirmed yet
+status.json     plain status, every second  journal/    what each worker is doing now
+events.jsonl    one line an event           corpus/     traces that the next campaign starts from
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Folder:
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UsageError(f"--out {self.path} cannot be written: {reason}. Give a folder that you may write") from None
+            raise UsageError(
+                f"--out {self.path} cannot be written: {reason}. Give a folder that you may write"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -102,7 +104,9 @@ class Folder:
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except OSError:
-            raise UsageError(f"--resume {self.path}: there is no {name}, so it is no campaign: give its folder") from None
+            raise UsageError(
+                f"--resume {self.path}: there is no {name}, so it is no campaign: give its folder"
+            ) from None
         except msgspec.DecodeError as error:
             raise UsageError(f"--resume {self.path}: {name} cannot be read ({error}): start a new campaign") from None
 

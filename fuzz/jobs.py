@@ -118,7 +118,7 @@ class _Watch:
         self._refused: set[str] = set()
 
     def _referee(self, target: Any, geometry: Any) -> Any:
-        referee = self._plain.referee(target, geometry)
+        referee: Any = self._plain.referee(target, geometry)
         apply, why = referee.apply, self._plain.why_illegal
 
         def watched(operation: Any) -> str:
@@ -126,7 +126,7 @@ class _Watch:
             outcome: str = apply(operation)
             if outcome == "illegal":
                 self.skipped.append(referee.state.step - 1)
-            names = {getattr(operation, "name", None), getattr(operation, "child", None)} - {None}
+            names = {name for field in ("name", "child") if (name := getattr(operation, field, None))}
             if outcome == "refused" or (outcome == "illegal" and names & self._refused):
                 self._refused |= names
             elif outcome == "illegal" and not self.illegal:
@@ -154,7 +154,11 @@ def confirm(target: Target, case: Case, command: messages.Confirm) -> messages.C
         return messages.Confirmed(how="flaky", detail=detail)
     for count in sorted({1, 20, len(command.preceding)}):
         before = command.preceding[-count:]
-        if count <= len(command.preceding) and before and _fails(_run(spec, target, case, command.limit_s, before), case.property):
+        if (
+            count <= len(command.preceding)
+            and before
+            and _fails(_run(spec, target, case, command.limit_s, before), case.property)
+        ):
             detail = f"alone it passes, behind {len(before)} earlier cases it fails"
             return messages.Confirmed(how="leaks", detail=detail)
     return messages.Confirmed(how="gone", detail=f"it passed in {TRIES} fresh processes")
@@ -176,9 +180,7 @@ def _run(
 
 
 def _emit_broken(spec: LevelSpec, target: Target, geometry: Any, operations: Sequence[Any], emit: Emit) -> None:
-    verdict = run_trace(
-        spec, target.make, geometry, operations, tolerate=EVERYTHING, before=lambda op: emit(BEAT)
-    )
+    verdict = run_trace(spec, target.make, geometry, operations, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
     emit(msgspec.json.encode([breach.property for breach in verdict.breaches]))
 
 

@@ -145,9 +145,7 @@ class Loop:
 
     def _run(self, trace: tuple[Any, Any]) -> tuple[Any, Verdict]:
         geometry, operations = trace
-        verdict = run_trace(
-            self.spec, self.make, geometry, operations, tolerate=self.tolerate, before=self._before
-        )
+        verdict = run_trace(self.spec, self.make, geometry, operations, tolerate=self.tolerate, before=self._before)
         return geometry, verdict
 
     def _before(self, operation: Any) -> None:
@@ -209,9 +207,7 @@ class Loop:
         )
         path = self.pending / f"{safe_name(self.target.name)}-{id}-{occurrence}.json"
         write(case, path)
-        self.say(
-            messages.Found(path=str(path), property=id, occurrence=occurrence, preceding=tuple(self.preceding))
-        )
+        self.say(messages.Found(path=str(path), property=id, occurrence=occurrence, preceding=tuple(self.preceding)))
 
     def _keep_if_new(self, geometry: Any, verdict: Verdict) -> None:
         new = self.unseen & verdict.state.marks.keys() if self.unseen else ()

@@ -132,8 +132,8 @@ class Broken(Message, frozen=True, tag="broken"):
 class Judged(Message, frozen=True, tag="judged"):
     """What came of a replay. `breaches` are `(property, message, step)`.
 
-    `illegal` says why an operation has no meaning (`skipped` are the indices of all that had none), `adapter` that the adapter broke its protocol, `died` how the process
-    ended; `step` is the last operation that was begun.
+    `illegal` says why an operation has no meaning; `skipped` are the indices of all that had none. `adapter` says that the
+    adapter broke its protocol, `died` how the process ended. `step` is the last operation that was begun.
     """
 
     breaches: tuple[tuple[str, str, int], ...] = ()

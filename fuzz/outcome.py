@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fuzz.campaign import Campaign, Finding, TargetRun
+from fuzz.campaign import Campaign
+from fuzz.campaign_state import Finding, TargetRun
 from fuzz.values import plain_seconds
 
 LEAST_JUDGED = 1000

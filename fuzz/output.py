@@ -9,37 +9,32 @@ from typing import Annotated, Any
 
 import typer
 
-from properties.contract import UsageError
-
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
 
 
 def emit(value: Any, *, as_json: bool, text: str) -> None:
     """Print a result: JSON or text, on standard output."""
-    print(json.dumps(value, indent=1, ensure_ascii=False) if as_json else text)
+    say(json.dumps(value, indent=1, ensure_ascii=False) if as_json else text)
+
+
+def say(text: str) -> None:
+    """A line on standard output: results go there, and nothing else."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """A line for the person at the terminal, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def fail(message: str, *, as_json: bool) -> None:
     """One line that says what is wrong and what to do; as JSON as well where that was asked for. Does not exit."""
     line = " ".join(message.split())
     if as_json:
-        print(json.dumps({"error": line, "exit_code": 2}))
+        say(json.dumps({"error": line, "exit_code": 2}))
     note(f"pagefault: {line}")
-
-
-def read_text(path: str, option: str) -> bytes:
-    """The bytes of a file. Raises `UsageError`."""
-    from fuzz.values import existing_file
-
-    try:
-        return existing_file(path, option).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{option} {path} cannot be read: {error.strerror}") from None
 
 
 def hush_broken_pipe() -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from fuzz.campaign import Campaign
+from fuzz.output import note
 from fuzz.values import plain_seconds
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 LINE_EVERY_S = 10.0
 """Seconds between lines where standard error is a file or a pipe."""
@@ -20,18 +25,20 @@ class Progress:
         self.campaign = campaign
         self.terminal = sys.stderr.isatty()
         self._next = time.monotonic() + (0.0 if self.terminal else LINE_EVERY_S)
-        self._status = None
+        self._status: Status | None = None
 
     def __enter__(self) -> Progress:
         if self.terminal:
             from rich.console import Console
-            from rich.status import Status
+            from rich.status import Status as RichStatus
 
-            self._status = Status("starting", console=Console(stderr=True))
+            self._status = RichStatus("starting", console=Console(stderr=True))
             self._status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -42,7 +49,7 @@ class Progress:
 
             self._status.console.print(Text(line), soft_wrap=True)
         else:
-            print(line, file=sys.stderr, flush=True)
+            note(line)
 
     def update(self, campaign: Campaign) -> None:
         """Show the state of things; called often, prints rarely."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from fuzz.campaign import Campaign, Finding, Options
+from fuzz.campaign import Campaign
+from fuzz.campaign_state import Finding, Options
 from fuzz.folder import Folder
 from fuzz.tally import Tally
 from fuzz.versions import version_under_test

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fuzz.campaign import Campaign, text_of
+from fuzz.campaign import Campaign
+from fuzz.filing import text_of
 from fuzz.loop import safe_name
 from fuzz.outcome import Outcome, exit_code, outcome_of
 from fuzz.values import plain_seconds
@@ -60,7 +61,10 @@ def _print_target(outcome: Outcome, console: Console) -> None:
     for finding in outcome.new:
         case = finding.case
         if case.flaky:
-            plain(console, f"\nFLAKY {case.property} of {run.name}: {case.message.split(' FLAKY: ')[-1]}\ncase:   {finding.path}")
+            plain(
+                console,
+                f"\nFLAKY {case.property} of {run.name}: {case.message.split(' FLAKY: ')[-1]}\ncase:   {finding.path}",
+            )
         elif case.property in shown:
             plain(console, f"also {case.property}, in {len(case.operations)} steps: pagefault show {finding.path}")
         else:
@@ -85,7 +89,9 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
     if run.tally.restarts:
         plain(console, f"{run.name}: its process ended or hung {run.tally.restarts} times and was started again")
     if any(f.case.property == "CRASH-1" for f in outcome.new) and not run.tally.marks.get("a refusal"):
-        plain(console, f"{run.name} never refused anything: if CRASH-1 means 'no room', list it in capabilities.refusals")
+        plain(
+            console, f"{run.name} never refused anything: if CRASH-1 means 'no room', list it in capabilities.refusals"
+        )
     for line in outcome.unreached:
         plain(console, f"{run.name} {line}. A verdict that reached nothing is none: give it more time")
 

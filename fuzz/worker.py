@@ -7,12 +7,13 @@ their standard output is no part of the conversation, and every operation is in 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from fuzz import jobs, messages, versions
 from fuzz.isolate import die_with_parent
@@ -80,10 +81,8 @@ def _take_pipes(commands: int, replies: int) -> Conversation:
 
 def _be_first_to_go() -> None:
     """When memory runs out the system should end the target's process, not the supervisor or the user's desktop."""
-    try:
+    with contextlib.suppress(OSError):  # not Linux, or not allowed: the system chooses for itself
         Path("/proc/self/oom_score_adj").write_text("700")
-    except OSError:
-        pass  # not Linux, or not allowed: the system chooses for itself
 
 
 def _load(name: str, talk: Conversation) -> Target:
@@ -93,11 +92,11 @@ def _load(name: str, talk: Conversation) -> Target:
         _give_up(talk, "unavailable", str(reason))
     except UsageError as error:
         _give_up(talk, "usage", str(error))
-    except BaseException as error:
+    except BaseException as error:  # whatever a module raises while it is imported
         _give_up(talk, "usage", f"target {name!r} cannot be imported: {type(error).__name__}: {error}. Mend it first")
 
 
-def _give_up(talk: Conversation, why: str, message: str) -> Any:
+def _give_up(talk: Conversation, why: str, message: str) -> NoReturn:
     talk.say(messages.Unusable(why=why, message=" ".join(message.split())))
     sys.stdout.flush()
     os._exit(0)
@@ -128,7 +127,9 @@ def _serve_campaign(target: Target, talk: Conversation, options: argparse.Namesp
     except OSError as error:
         _give_up(talk, "disk", error.strerror or str(error))
     except Exception as error:
-        _give_up(talk, "adapter", f"making the adapter {target.name} raised {type(error).__name__}: {error}. Mend it first")
+        _give_up(
+            talk, "adapter", f"making the adapter {target.name} raised {type(error).__name__}: {error}. Mend it first"
+        )
     talk.say(loop.ready())
     while (command := talk.listen()) is not None:
         try:

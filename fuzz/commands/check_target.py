@@ -59,5 +59,7 @@ def _lines(target: str, checked: messages.Checked, words: str) -> list[str]:
         lines += [f"ADAPTER: {problem}", f"    fix: {remedy}"]
     if words:
         lines.append(f"it prints (harmless; pagefault does not read it): {words[-400:]}")
-    verdict = f"{len(checked.problems)} problem(s): mend the adapter first" if checked.problems else "the adapter is sound"
+    verdict = (
+        f"{len(checked.problems)} problem(s): mend the adapter first" if checked.problems else "the adapter is sound"
+    )
     return [*lines, f"{target}: {verdict}"]

@@ -26,7 +26,9 @@ OPTIONAL = {
 def command(json_: Json = False) -> int:
     """Say what this machine can run, and the command that brings what is missing. Exit 2 if pagefault itself cannot run."""
     checks = [*_python(), *_packages(), *_devices(), *_folder(), *_targets()]
-    lines = [f"{'ok  ' if ok else 'no  '} {what}{f': {remedy}' if remedy else ''}" for ok, needed, what, remedy in checks]
+    lines = [
+        f"{'ok  ' if ok else 'no  '} {what}{f': {remedy}' if remedy else ''}" for ok, needed, what, remedy in checks
+    ]
     broken = [what for ok, needed, what, _ in checks if needed and not ok]
     lines.append(f"\npagefault cannot run here: {', '.join(broken)}" if broken else "\npagefault can run here")
     rows = [{"ok": ok, "needed": needed, "what": what, "remedy": remedy} for ok, needed, what, remedy in checks]

@@ -32,7 +32,9 @@ def command(
     try:
         write(new, beside)
     except OSError as error:
-        raise UsageError(f"cannot write {beside}: {error.strerror}. Copy the case to a folder that you may write") from None
+        raise UsageError(
+            f"cannot write {beside}: {error.strerror}. Copy the case to a folder that you may write"
+        ) from None
     note(f"{_size(old)} before, {_size(new)} now")
     result = {"path": str(beside), "steps_before": len(old.operations), "steps": len(new.operations)}
     result["fingerprint"] = fingerprint(new)

@@ -26,11 +26,17 @@ def command(
         raise UsageError(f"KIND {kind!r} has no template: give {' or '.join(kinds)}")
     path = Path(file)
     if path.suffix != ".py":
-        raise UsageError(f"FILE {file} must end in .py, for example my_target.py: it is named as {path.stem or 'FILE'}.py:Target")
+        raise UsageError(
+            f"FILE {file} must end in .py, for example my_target.py: it is named as {path.stem or 'FILE'}.py:Target"
+        )
     text = (TEMPLATES / f"{kind}.py").read_text().replace("THIS_FILE.py", file)
     _write_new(path, text)
     steps = [f"fill in {file}", f"pagefault check-target {file}:Target", f"pagefault run -t {file}:Target"]
-    emit({"path": file, "next": steps}, as_json=json_, text="\n".join(["written; next:", *(f"  {step}" for step in steps)]))
+    emit(
+        {"path": file, "next": steps},
+        as_json=json_,
+        text="\n".join(["written; next:", *(f"  {step}" for step in steps)]),
+    )
     return 0
 
 
@@ -40,6 +46,8 @@ def _write_new(path: Path, text: str) -> None:
     except FileExistsError:
         raise UsageError(f"FILE {path} exists, and is left as it is: give another name") from None
     except OSError as error:
-        raise UsageError(f"FILE {path} cannot be written: {error.strerror}. Give a folder that exists and may be written") from None
+        raise UsageError(
+            f"FILE {path} cannot be written: {error.strerror}. Give a folder that exists and may be written"
+        ) from None
     with os.fdopen(handle, "w") as file:
         file.write(text)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fuzz import values
-from fuzz.output import Json
+from fuzz.output import Json, say
 from fuzz.replay import EXIT_CODES, Replayed, replay_all
 
 
@@ -24,10 +24,10 @@ def command(
     limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
     results = replay_all(case, device, limit_s, (lambda result: None) if json_ else _tell)
     if json_:
-        print(json.dumps([dataclasses.asdict(result) for result in results], indent=1))
+        say(json.dumps([dataclasses.asdict(result) for result in results], indent=1))
     return max(EXIT_CODES[result.status] for result in results)
 
 
 def _tell(result: Replayed) -> None:
     where = f"{result.target}: " if result.target else ""
-    print(f"{result.status}  {result.path}\n    {where}{result.detail}", flush=True)
+    say(f"{result.status}  {result.path}\n    {where}{result.detail}")

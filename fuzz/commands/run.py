@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from fuzz import campaign as campaigns
 from fuzz import values
+from fuzz.campaign import Campaign
+from fuzz.campaign_state import Options
 from fuzz.folder import DiskError, Folder, default_path
 from fuzz.outcome import as_json as outcome_json
 from fuzz.outcome import exit_code
-from fuzz.output import Json, note
+from fuzz.output import Json, note, say
 from fuzz.resume import Saved, read_saved, save_options, start_again
 from properties.contract import UsageError
 from properties.ledger import read_ledger
@@ -29,13 +30,17 @@ def command(
         list[str] | None, typer.Option("--target", "-t", help="Target; may be repeated. Default: ours, torch-flex.")
     ] = None,
     time: Annotated[str | None, typer.Option(help="How long, for example 60s, 10m or 8h. Default: 60s.")] = None,
-    cases: Annotated[str | None, typer.Option(help="How many generated cases of each target, instead of a time.")] = None,
+    cases: Annotated[
+        str | None, typer.Option(help="How many generated cases of each target, instead of a time.")
+    ] = None,
     workers: Annotated[str, typer.Option(help="Processes that run cases at once.")] = "1",
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
     seed: Annotated[str | None, typer.Option(help="Seed of the campaign. Default: a new one.")] = None,
     out: Annotated[str | None, typer.Option(help="Folder. Default: pagefault-out/TARGETS-DATE-TIME.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with the campaign in this folder.")] = None,
-    known_failures: Annotated[str | None, typer.Option(help="Ledger of known failures, instead of the shipped one.")] = None,
+    known_failures: Annotated[
+        str | None, typer.Option(help="Ledger of known failures, instead of the shipped one.")
+    ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first new finding.")] = False,
     call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
     json_: Json = False,
@@ -46,7 +51,7 @@ def command(
     ledger = read_ledger(values.existing_file(known_failures, "--known-failures") if known_failures else None)
     folder = _folder(saved, out, options)
     folder.create(resume=saved is not None)
-    campaign = campaigns.Campaign(options, folder, ledger, note)
+    campaign = Campaign(options, folder, ledger, note)
     if saved is not None:
         start_again(campaign, saved)
     try:
@@ -59,7 +64,7 @@ def command(
     return _run(campaign, json_)
 
 
-def _run(campaign: campaigns.Campaign, json_: bool) -> int:
+def _run(campaign: Campaign, json_: bool) -> int:
     from fuzz.progress import Progress
 
     with Progress(campaign) as progress:
@@ -71,7 +76,7 @@ def _run(campaign: campaigns.Campaign, json_: bool) -> int:
                 campaign.folder.remove_if_empty()
             raise
     if json_:
-        print(json.dumps(outcome_json(campaign), indent=1))
+        say(json.dumps(outcome_json(campaign), indent=1))
     else:
         from rich.console import Console
 
@@ -91,12 +96,12 @@ def _options(
     seed: str | None,
     fail_fast: bool,
     call_limit: str,
-) -> campaigns.Options:
+) -> Options:
     if saved is not None and (target or seed is not None):
         raise UsageError("--resume keeps the campaign's targets and seed: leave out --target and --seed")
     names = tuple(dict.fromkeys(target or (saved.targets if saved else DEFAULT_TARGETS)))
     chosen_seed = values.whole(seed, "--seed", 0, 2**63 - 1, "1") if seed is not None else _seed(saved)
-    return campaigns.Options(
+    return Options(
         targets=names,
         chosen=bool(target) or (saved is not None and saved.chosen),
         seconds=values.seconds(time or DEFAULT_TIME, "--time") if time is not None or cases is None else None,
@@ -115,7 +120,7 @@ def _seed(saved: Saved | None) -> int:
     return saved.seed if saved is not None else secrets.randbelow(2**31)
 
 
-def _folder(saved: Saved | None, out: str | None, options: campaigns.Options) -> Folder:
+def _folder(saved: Saved | None, out: str | None, options: Options) -> Folder:
     if saved is not None:
         if out is not None:
             raise UsageError("--resume goes on in the campaign's own folder: leave out --out")
@@ -126,7 +131,7 @@ def _folder(saved: Saved | None, out: str | None, options: campaigns.Options) ->
     return Folder(path, path / "corpus" if out is not None else path.parent / "corpus")
 
 
-def _opening(campaign: campaigns.Campaign) -> str:
+def _opening(campaign: Campaign) -> str:
     options = campaign.options
     much = [values.plain_seconds(options.seconds)] if options.seconds is not None else []
     much += [f"{options.cases:,} cases each"] if options.cases is not None else []
@@ -137,7 +142,7 @@ def _opening(campaign: campaigns.Campaign) -> str:
     )
 
 
-def _stop_in_order(campaign: campaigns.Campaign) -> None:
+def _stop_in_order(campaign: Campaign) -> None:
     """The first Ctrl-C ends the campaign in order; the second ends the process. Nothing found is lost by either."""
 
     def stop(number: int, frame: object) -> None:

@@ -22,9 +22,7 @@ def command(
     """List every target: its level, whether it can run here or why not, and its version."""
     values.choice(device, "--device", ("cpu", "cuda"))
     if properties:
-        clauses = [
-            {"id": c.id, "rank": c.rank, "levels": list(c.levels), "text": c.text} for c in CLAUSES.values()
-        ]
+        clauses = [{"id": c.id, "rank": c.rank, "levels": list(c.levels), "text": c.text} for c in CLAUSES.values()]
         lines = [f"{c.id:10} {c.rank:8} {c.text} [{', '.join(c.levels)}]" for c in CLAUSES.values()]
         emit(clauses, as_json=json_, text="\n".join(lines))
         return 0

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fuzz.folder import ROOT
-from fuzz.output import Json
+from fuzz.output import Json, say
 
 _EXIT_CODES = {0: 0, 1: 1}
 """pytest's other codes (interrupted, internal error, usage, nothing collected) are all errors here."""
@@ -31,11 +31,14 @@ def command(
         report = Path(scratch) / "report.xml"
         arguments = [*_base(), *chosen, *ctx.args, *([f"--junit-xml={report}"] if json_ else [])]
         finished = subprocess.run(
-            [sys.executable, "-m", "pytest", *arguments], check=False, stdout=sys.stderr if json_ else None, env=_environment()
+            [sys.executable, "-m", "pytest", *arguments],
+            check=False,
+            stdout=sys.stderr if json_ else None,
+            env=_environment(),
         )
         code = _EXIT_CODES.get(finished.returncode, 2)
         if json_:
-            print(json.dumps(_results(report, code), indent=1))
+            say(json.dumps(_results(report, code), indent=1))
     return code
 
 

@@ -9,6 +9,10 @@ chooses; tokens are lists of small whole numbers. What your implementation lacks
 declare. `pagefault targets --properties` lists the clauses; `properties/protocol.py` describes every method.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+from properties.blocks.operations import Geometry
 from properties.protocol import Capabilities, slots_from_table
 
 
@@ -17,6 +21,8 @@ class OutOfBlocks(Exception):
 
 
 class Target:
+    """One system under test. Made without arguments; `open` comes before everything else."""
+
     level = "blocks"
     capabilities = Capabilities(
         refusals=(OutOfBlocks,),  # what "no room" raises; a refused call must change nothing
@@ -26,35 +32,35 @@ class Target:
         # promises=frozenset({"ALLOC-2P"}),  # clauses that you vouch for besides the safety ones
     )
 
-    def open(self, config):
+    def open(self, config: Geometry) -> None:
         """A fresh system. Reset class-level globals too: this is called before every case."""
         self.block_size = config.block_size
-        self.manager = None  # YourManager(config.num_blocks, config.block_size)
+        self.manager: Any = None  # YourManager(config.num_blocks, config.block_size)
         raise NotImplementedError("open: build your manager")
 
-    def admit(self, name, tokens):
+    def admit(self, name: str, tokens: Sequence[int]) -> int:
         """Allocate blocks for a new sequence, pretend that its KV is computed, publish what is full."""
-        raise NotImplementedError("admit: return how many leading tokens were found in the prefix cache (0 without one)")
+        raise NotImplementedError("admit: return how many leading tokens the prefix cache had (or 0)")
 
-    def append(self, name, tokens):
+    def append(self, name: str, tokens: Sequence[int]) -> None:
         """More tokens at the end of a sequence; a decode step has one."""
         raise NotImplementedError("append: take another block where one is needed")
 
-    def free(self, name):
+    def free(self, name: str) -> None:
         """The sequence ends."""
         raise NotImplementedError("free: release its blocks")
 
-    def slots(self, name):
+    def slots(self, name: str) -> Sequence[int]:
         """The physical slot of each position. From a block table this is one line."""
         return slots_from_table(self.table(name), self.block_size)
 
     # ---- optional: each of these makes more clauses judgeable; delete what you do not have --------------------------
 
-    def table(self, name):
+    def table(self, name: str) -> Sequence[int]:
         """Physical block of each logical block, first to last."""
         raise NotImplementedError("table: return the block table of the sequence")
 
-    def free_blocks(self):
+    def free_blocks(self) -> Sequence[int]:
         """Every block that is free. With it, leaks and double use are found at once."""
         raise NotImplementedError("free_blocks: return the ids on your free list")
 

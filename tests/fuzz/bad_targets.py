@@ -7,8 +7,8 @@ import random
 import signal
 import sys
 import time
-from pathlib import Path
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -164,13 +164,11 @@ class DiesLater(OurBlocks):
     """Dies once in the life of a machine: the file says whether it has. Not to be seen again."""
 
     def admit(self, name: str, tokens: Sequence[int], salt: str | None = None) -> int:
-        marker = os.environ["PAGEFAULT_TEST_MARKER"]
-        if not os.path.exists(marker):
-            open(marker, "w").close()
+        marker = Path(os.environ["PAGEFAULT_TEST_MARKER"])
+        if not marker.exists():
+            marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().admit(name, tokens, salt)
-
-
 
 
 class Watches(OurBlocks):
@@ -222,7 +220,7 @@ class NeverRefuses:
 class NoCapabilities(OurBlocks):
     """Capabilities of the wrong type."""
 
-    capabilities = {}  # type: ignore[assignment]
+    capabilities: dict[str, int] = {}  # type: ignore[assignment]  # noqa: RUF012
 
 
 class NoSalt(OurBlocks):

@@ -41,7 +41,13 @@ def command(*arguments: object) -> list[str]:
 def pagefault(*arguments: object, cwd: Path, timeout_s: float = 90, **env: str) -> Finished:
     """Run `pagefault` to its end."""
     done = subprocess.run(
-        command(*arguments), cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=timeout_s, check=False
+        command(*arguments),
+        cwd=cwd,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
 

@@ -88,7 +88,8 @@ def test_the_blanks_filled_in_make_a_sound_adapter(tmp_path: Path) -> None:
         blank = line.strip().removeprefix('raise NotImplementedError("').split(":")[0]
         lines.append(f"        {answers[blank]}" if "raise NotImplementedError" in line and blank in answers else line)
     filled = "\n".join(lines).replace("unknown_free=", "cached_overlaps_free=True, unknown_free=")
-    filled = filled.replace("class OutOfBlocks(Exception):", "from paged_impl.block_manager import BlockManager\nfrom paged_impl.errors import OutOfBlocks\nclass Unused(Exception):")
+    imports = "from paged_impl.block_manager import BlockManager\nfrom paged_impl.errors import OutOfBlocks\n"
+    filled = filled.replace("class OutOfBlocks(Exception):", f"{imports}class Unused(Exception):")
     (tmp_path / "mine.py").write_text(filled + "\n")
     checked = pagefault("check-target", "mine.py:Target", "--time", "1s", cwd=tmp_path)
     run = pagefault("run", "-t", "mine.py:Target", "--time", "2s", "--out", "o", cwd=tmp_path)

@@ -20,7 +20,19 @@ from tests.fuzz.helpers import bad, pagefault
 )
 def test_a_death_or_a_hang_is_a_case(name: str, words: str, steps: int, tmp_path: Path) -> None:
     done = pagefault(
-        "run", "-t", bad(name), "--time", "3s", "--seed", 3, "--call-limit", "0.5s", "--out", "o", "--json", cwd=tmp_path
+        "run",
+        "-t",
+        bad(name),
+        "--time",
+        "3s",
+        "--seed",
+        3,
+        "--call-limit",
+        "0.5s",
+        "--out",
+        "o",
+        "--json",
+        cwd=tmp_path,
     )
     (finding,) = done.json["targets"][bad(name)]["findings"]
     case = read(tmp_path / finding["path"])
@@ -48,7 +60,18 @@ def test_garbage_on_every_stream_does_no_harm(tmp_path: Path) -> None:
 def test_a_worker_that_somebody_killed_is_no_finding(tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
     done = pagefault(
-        "run", "-t", bad("DiesLater"), "--time", "4s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path, PAGEFAULT_TEST_MARKER=marker
+        "run",
+        "-t",
+        bad("DiesLater"),
+        "--time",
+        "4s",
+        "--seed",
+        3,
+        "--out",
+        "o",
+        "--json",
+        cwd=tmp_path,
+        PAGEFAULT_TEST_MARKER=marker,
     )
 
     assert done.code == 0, done.err

@@ -26,7 +26,7 @@ def _running(*arguments: object, cwd: Path, limit_bytes: int | None = None) -> I
 
     process = subprocess.Popen(
         command("run", *arguments), cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=limit,
+        preexec_fn=limit,  # noqa: PLW1509  (there are no threads here)
     )  # fmt: skip
     try:
         yield process
@@ -105,7 +105,9 @@ def test_ctrl_c_ends_in_order_and_what_is_not_confirmed_waits(number: signal.Sig
 def test_kill_9_of_a_worker_is_survived(tmp_path: Path) -> None:
     out = tmp_path / "o"
     with _running("-t", "ours", "--time", "5s", "--seed", 1, "--out", out, "--json", cwd=tmp_path) as process:
-        _wait_for(lambda: (out / "journal").is_dir() and any(path.stat().st_size for path in (out / "journal").iterdir()))
+        _wait_for(
+            lambda: (out / "journal").is_dir() and any(path.stat().st_size for path in (out / "journal").iterdir())
+        )
         for child in _children(process.pid):
             os.kill(child, signal.SIGKILL)
         printed, err = process.communicate(timeout=60)
@@ -120,7 +122,9 @@ def test_kill_9_of_a_worker_is_survived(tmp_path: Path) -> None:
 def test_a_full_disk_ends_in_one_clear_line_and_what_was_found_is_kept(tmp_path: Path) -> None:
     """A limit on the size of files stands for a disk that fills up: the events are the first to reach it."""
     out = tmp_path / "o"
-    with _running("-t", bad("Leaky"), "--time", "60s", "--seed", 1, "--out", out, cwd=tmp_path, limit_bytes=2500) as process:
+    with _running(
+        "-t", bad("Leaky"), "--time", "60s", "--seed", 1, "--out", out, cwd=tmp_path, limit_bytes=2500
+    ) as process:
         printed, err = process.communicate(timeout=60)
 
     assert process.returncode == 2, err
@@ -134,7 +138,7 @@ def test_a_full_disk_ends_in_one_clear_line_and_what_was_found_is_kept(tmp_path:
 def test_a_campaign_in_use_is_not_joined(tmp_path: Path) -> None:
     out = tmp_path / "o"
     with _running("-t", "ours", "--time", "60s", "--out", out, cwd=tmp_path):
-        _wait_for(lambda: (out / "campaign.json").exists())
+        _wait_for((out / "campaign.json").exists)
         done = pagefault("run", "--resume", out, "--time", "1s", cwd=tmp_path)
 
     assert done.code == 2
@@ -154,7 +158,11 @@ def test_a_damaged_folder_is_said_to_be_one(name: str, tmp_path: Path) -> None:
 
 def test_resume_takes_no_other_target_seed_or_folder(tmp_path: Path) -> None:
     pagefault("run", "-t", "ours", "--cases", 5, "--out", "o", cwd=tmp_path)
-    for more, words in ((["-t", "ours"], "leave out --target"), (["--seed", 1], "leave out"), (["--out", "p"], "leave out --out")):
+    for more, words in (
+        (["-t", "ours"], "leave out --target"),
+        (["--seed", 1], "leave out"),
+        (["--out", "p"], "leave out --out"),
+    ):
         done = pagefault("run", "--resume", "o", *more, cwd=tmp_path)
         assert done.code == 2
         assert words in done.err

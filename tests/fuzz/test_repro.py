@@ -61,9 +61,18 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "negative": (lambda f: f["geometry"].update(num_blocks=-1), "num_blocks"),
     "no target": (lambda f: f.update(target="oours"), "no target 'oours'; near it: ours"),
     "not here": (lambda f: f.update(target="nowhere.py:T"), "no such file"),
-    "nobody": (lambda f: f["operations"].insert(0, {"op": "free", "name": "Z"}), "step 1 (free) has no meaning: no live sequence Z"),
-    "twice": (lambda f: f["operations"].insert(1, f["operations"][0]), "step 2 (admit) has no meaning: sequence A exists already"),
-    "truth": (lambda f: f["operations"].insert(0, {"op": "admit", "name": "Q", "tokens": []}), "step 1 (admit) has no meaning: no tokens"),
+    "nobody": (
+        lambda f: f["operations"].insert(0, {"op": "free", "name": "Z"}),
+        "step 1 (free) has no meaning: no live sequence Z",
+    ),
+    "twice": (
+        lambda f: f["operations"].insert(1, f["operations"][0]),
+        "step 2 (admit) has no meaning: sequence A exists already",
+    ),
+    "truth": (
+        lambda f: f["operations"].insert(0, {"op": "admit", "name": "Q", "tokens": []}),
+        "step 1 (admit) has no meaning: no tokens",
+    ),
 }
 
 
@@ -109,7 +118,14 @@ def test_a_trace_that_a_mended_target_refuses_is_no_mistake_of_the_file(tmp_path
         {"op": "admit", "name": "A", "tokens": [0, 0, 0, 0]},
         {"op": "append", "name": "A", "tokens": [0]},
     ]
-    case = {"format": "pagefault case", "version": 1, "level": "blocks", "target": "ours", "property": "REF-1", "message": ""}
+    case = {
+        "format": "pagefault case",
+        "version": 1,
+        "level": "blocks",
+        "target": "ours",
+        "property": "REF-1",
+        "message": "",
+    }
     path = tmp_path / "c.json"
     path.write_text(json.dumps({**case, "geometry": {"block_size": 1, "num_blocks": 3}, "operations": operations}))
     done = pagefault("repro", path, "--json", cwd=tmp_path)
@@ -189,7 +205,12 @@ def _issue_script(case: dict[str, Any], tmp_path: Path, prelude: str = "") -> su
     script = report.out.split("```python\n")[1].split("```")[0]
     assert "pagefault" not in report.out
     return subprocess.run(
-        [sys.executable, "-c", prelude + script], capture_output=True, text=True, check=False, timeout=60, env=environment()
+        [sys.executable, "-c", prelude + script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
     )
 
 

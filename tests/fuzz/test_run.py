@@ -55,7 +55,21 @@ def test_the_same_seed_runs_the_same_cases(tmp_path: Path) -> None:
     keys = ("cases", "operations", "succeeded", "judged", "marks")
     runs = []
     for name, workers in (("a", 1), ("b", 2)):
-        done = pagefault("run", "-t", "ours", "--cases", 150, "--seed", 9, "--workers", workers, "--out", name, "--json", cwd=tmp_path)
+        done = pagefault(
+            "run",
+            "-t",
+            "ours",
+            "--cases",
+            150,
+            "--seed",
+            9,
+            "--workers",
+            workers,
+            "--out",
+            name,
+            "--json",
+            cwd=tmp_path,
+        )
         runs.append({key: done.json["targets"]["ours"][key] for key in keys})
 
     assert runs[0] == runs[1]
@@ -69,7 +83,9 @@ def test_a_leak_is_found_minimised_and_filed(leaky: tuple[Path, Finished]) -> No
 
     assert done.code == 1
     assert refs
-    assert min(finding["steps"] for finding in refs) <= 4, "admit, free, admit, free; or an admission and the closing step"
+    assert min(finding["steps"] for finding in refs) <= 4, (
+        "admit, free, admit, free; or an admission and the closing step"
+    )
     for finding in findings:
         case = read(cwd / finding["path"])
         assert fingerprint(case) == finding["fingerprint"]
@@ -117,7 +133,9 @@ def test_a_folder_with_a_campaign_is_not_overwritten(leaky: tuple[Path, Finished
 
 def test_a_default_target_that_is_not_here_is_skipped_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no torch on this machine')")
-    done = pagefault("run", "--time", "2s", "--seed", 1, "--json", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}")
+    done = pagefault(
+        "run", "--time", "2s", "--seed", 1, "--json", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[2]}"
+    )
 
     assert "torch-flex is skipped: no torch on this machine" in done.err
     assert done.json["targets"]["torch-flex"]["state"] == "skipped"
@@ -129,8 +147,7 @@ def _ledger(path: Path, entries: list[dict[str, object]]) -> Path:
     return path
 
 
-def test_known_findings_are_counted_and_break_nothing(leaky: tuple[Path, Finished], tmp_path: Path) -> None:
-    cwd, done = leaky
+def test_known_findings_are_counted_and_break_nothing(tmp_path: Path) -> None:
     target = bad("Boasts")
     first = pagefault("run", "-t", target, "--time", "2s", "--seed", 1, "--out", "a", "--json", cwd=tmp_path)
     findings = first.json["targets"][target]["findings"]
@@ -138,9 +155,13 @@ def test_known_findings_are_counted_and_break_nothing(leaky: tuple[Path, Finishe
     entry = {"target": target, "property": "ALLOC-4P", "tracker": "issue 7", "note": "boasts", "versions": ["0.1.0"]}
     unused = {**entry, "property": "HASH-1", "fingerprints": ["0" * 16]}
     ledger = _ledger(tmp_path / "l.json", [{**entry, "fingerprints": prints}, unused])
-    second = pagefault("run", "-t", target, "--time", "2s", "--seed", 2, "--out", "b", "--known-failures", ledger, cwd=tmp_path)
+    second = pagefault(
+        "run", "-t", target, "--time", "2s", "--seed", 2, "--out", "b", "--known-failures", ledger, cwd=tmp_path
+    )
     other = _ledger(tmp_path / "m.json", [{**entry, "fingerprints": prints, "versions": ["9.9"]}])
-    third = pagefault("run", "-t", target, "--time", "2s", "--seed", 2, "--out", "c", "--known-failures", other, cwd=tmp_path)
+    third = pagefault(
+        "run", "-t", target, "--time", "2s", "--seed", 2, "--out", "c", "--known-failures", other, cwd=tmp_path
+    )
 
     assert first.code == 1
     assert {finding["property"] for finding in findings} == {"ALLOC-4P"}

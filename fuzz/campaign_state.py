@@ -1,0 +1,73 @@
+"""What a supervisor knows: what was asked for, each target, each worker, each finding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fuzz import messages
+from fuzz.child import Child
+from fuzz.tally import Tally
+from properties.case import Case
+from properties.ledger import Entry
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a campaign was asked to do. `seconds` or `cases` (of each target) ends it, whichever comes first."""
+
+    targets: tuple[str, ...]
+    chosen: bool
+    seconds: float | None
+    cases: int | None
+    workers: int
+    device: str
+    seed: int
+    fail_fast: bool
+    limit_s: float
+
+
+@dataclass
+class Finding:
+    """A confirmed (or flaky) case on file. `known` is its entry in the ledger."""
+
+    path: Path
+    case: Case
+    fingerprint: str
+    known: Entry | None = None
+    times: int = 1
+
+
+@dataclass
+class TargetRun:
+    """One target of a campaign. `state` is "new", "running", "done", "skipped", "adapter" or "failed"."""
+
+    name: str
+    tally: Tally = field(default_factory=Tally)
+    state: str = "new"
+    reason: str = ""
+    ready: messages.Ready | None = None
+    tolerate: set[str] = field(default_factory=set)
+    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    rerun: bool = False
+    limit_s: float = 10.0
+    deaths: int = 0
+    constructor_deaths: int = 0
+
+    @property
+    def going(self) -> bool:
+        """Whether there may be more to do."""
+        return self.state in ("new", "running")
+
+
+@dataclass
+class Worker:
+    """A child process and what it is doing. `busy` is the range it was given."""
+
+    child: Child
+    run: TargetRun
+    slot: int
+    journal: Path
+    busy: tuple[int, int] | None = None
+    reruns: bool = False
+    next: int = 0
