@@ -115,12 +115,14 @@ def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[
     forked = len(seq.family) > 1
     if forked:
         judged["COW-1"] += 1
-    holders, size = state.holders, state.block_size
+    holders, size, again = state.holders, state.block_size, state.capabilities.recomputes_hits
     for position in range(first, len(seq.tokens)):
         slot = seq.slots[position]
         block = slot // size
         if slot < 0 or holders.get(block, 0) <= 1 or (block in fresh and not _continues(state, seq, block)):
             continue
+        if again and state.shadow.run[slot] == seq.runs[position]:
+            continue  # the same value once more
         others = [s for s in state.live.values() if s is not seq and block in s.blocks]
         related = [s.name for s in others if s.name in seq.family]
         state.report(

@@ -86,6 +86,7 @@ BUILTIN: dict[str, Builtin] = {
         "transformers' continuous batching PagedAttentionCache",
     ),
     "tokasaurus": Builtin("blocks", "properties.targets.tokasaurus:Tokasaurus", "tokasaurus' BlockAllocator"),
+    "lmdeploy": Builtin("blocks", "properties.targets.lmdeploy:LmDeploy", "lmdeploy's block manager and prefix trie"),
 }
 
 WITH_PATH: dict[str, Builtin] = {

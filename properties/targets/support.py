@@ -108,8 +108,37 @@ def stubs(*names: str, forget: Sequence[str] = (), **attributes: Any) -> Iterato
     finally:
         importing.over = True
         for loaded in set(sys.modules) - before:
-            if any(loaded == root or loaded.startswith(f"{root}.") for root in forget):
+            if any(_is_below(loaded, root) for root in forget):
                 del sys.modules[loaded]
+
+
+@contextlib.contextmanager
+def packages(name: str, *paths: str) -> Iterator[None]:
+    """Packages of an installed distribution that can be imported from, without running their `__init__`.
+
+    `paths` are dotted, parents first, for example ("lmdeploy", "lmdeploy.pytorch"). What the block imports from them
+    stays usable; afterwards the packages, and every module below the first of them, are no longer found by others.
+    """
+    root = Path(str(distribution(name).locate_file("")))
+    made = {}
+    for path in paths:
+        package = ModuleType(path)
+        package.__path__ = [str(root.joinpath(*path.split(".")))]
+        package.__spec__ = ModuleSpec(path, None, is_package=True)
+        made[path] = package
+    below = paths[0].partition(".")[0]
+    before = {loaded: sys.modules.pop(loaded) for loaded in list(sys.modules) if _is_below(loaded, below)}
+    try:
+        with _installed(made):
+            yield
+    finally:
+        for loaded in [loaded for loaded in sys.modules if _is_below(loaded, below)]:
+            del sys.modules[loaded]
+        sys.modules.update(before)
+
+
+def _is_below(name: str, root: str) -> bool:
+    return name == root or name.startswith(f"{root}.")
 
 
 class _Importing:

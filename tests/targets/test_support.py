@@ -10,7 +10,7 @@ import pytest
 
 from properties.blocks.operations import Geometry
 from properties.targets import Unavailable, builtin_error, load, support
-from properties.targets.support import TableTarget, load_file, module, require, stubs
+from properties.targets.support import TableTarget, load_file, module, packages, require, stubs
 
 
 def test_the_examples_hold():
@@ -158,6 +158,49 @@ def test_a_module_that_is_not_forgotten_stays(engine):
             del sys.modules[name]
 
 
+@pytest.fixture(name="heavy")
+def _heavy(tmp_path, monkeypatch):
+    """An installed package whose `__init__` needs what is not here."""
+    inner = tmp_path / "heavy_engine" / "paging"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").write_text("import a_gpu_that_is_not_here\n")
+    (inner / "pool.py").write_text("from ..config import SIZE\nfrom .blocks import take\nTAKEN = take(SIZE)\n")
+    (inner / "blocks.py").write_text("def take(n): return list(range(n))\n")
+    (inner.parent / "config.py").write_text("SIZE = 3\n")
+
+    class Installed:
+        version = "1"
+        locate_file = staticmethod(tmp_path.joinpath)
+
+    monkeypatch.setattr(support, "distribution", lambda name: Installed)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "heavy_engine"
+
+
+def test_packages_are_imported_from_without_running_them(heavy):
+    with pytest.raises(ModuleNotFoundError, match="a_gpu_that_is_not_here"):
+        importlib.import_module(f"{heavy}.paging.pool")
+    before = set(sys.modules)
+
+    with packages(heavy, heavy, f"{heavy}.paging"):
+        pool = importlib.import_module(f"{heavy}.paging.pool")
+
+    assert pool.TAKEN == [0, 1, 2]
+    assert set(sys.modules) == before
+
+
+def test_what_was_imported_of_a_package_comes_back(heavy):
+    mine = module(f"{heavy}.config", SIZE=7)
+    sys.modules[f"{heavy}.config"] = mine
+    try:
+        with packages(heavy, heavy, f"{heavy}.paging"):
+            assert importlib.import_module(f"{heavy}.paging.pool").TAKEN == [0, 1, 2]
+        assert sys.modules[f"{heavy}.config"] is mine
+    finally:
+        del sys.modules[f"{heavy}.config"]
+
+
 def test_slots_follow_from_the_table():
     class Mine(TableTarget):
         def open(self, config):
@@ -180,6 +223,7 @@ def test_slots_follow_from_the_table():
         ("mini-vllm", "pip install --no-deps --ignore-requires-python mini-vllm==0.1.1"),
         ("tokasaurus", "pip install --no-deps tokasaurus==0.0.4"),
         ("transformers", "pip install torch transformers==5.24.0"),
+        ("lmdeploy", "pip install --no-deps lmdeploy==0.18.0"),
     ],
 )
 def test_a_missing_implementation_is_said_with_the_command(name, said, monkeypatch):
