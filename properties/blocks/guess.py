@@ -37,7 +37,7 @@ def guesses(geometry: Geometry, operations: Sequence[Operation]) -> Iterator[tup
     """Traces with fewer operations, of the kinds that are in the trace, mostly legal. The same ones every time."""
     if not 2 < len(operations) <= LONGEST:
         return
-    kinds = {type(op) for op in operations}
+    kinds = {type(op) for op in operations} & {Admit, Allocate, Drain, Lookup, *_MAKERS}
     random = Random(len(operations))
     most = max((len(op.tokens) for op in operations if isinstance(op, Admit | Allocate)), default=1)
     for number in range(NUM_GUESSES):

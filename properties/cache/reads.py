@@ -135,8 +135,8 @@ class Reads:
         self.state.report(
             id,
             f"sequence {part.seq.name}, layer {layer}, query at position {position} of {part.stop} tokens{window}{beside}: "
-            f"head {comparison.worst[1]}, dimension {comparison.worst[2]} is {comparison.actual:.6g}, dense attention over its own "
-            f"tokens gives {comparison.oracle:.6g}. Error {comparison.max_error:.2g}, limit {comparison.max_limit:.2g} "
+            f"head {comparison.worst[1]}, dimension {comparison.worst[2]} is {comparison.actual:.6g}, dense attention over its "
+            f"own tokens gives {comparison.oracle:.6g}. Error {comparison.max_error:.2g}, limit {comparison.max_limit:.2g} "
             f"(plain {self.geometry.dtype} code errs by {comparison.baseline_max_error:.2g}); {comparison.num_bad_rows} of "
             f"{comparison.num_rows} (token, head) rows are wrong. {why}. Clue: {self._clue(layer, part, out)}",
         )

@@ -25,9 +25,8 @@ _PLAIN: dict[str, object] = {
 
 
 def shrink(geometry: CacheGeometry, operations: Sequence[Operation]) -> Iterator[Trace]:
-    """Propose smaller `(geometry, operations)`, the boldest first."""
+    """Propose smaller `(geometry, operations)`: plainer tensors first, which make every later try cheaper."""
     ops = tuple(operations)
-    yield from shrink_blocks(geometry, ops)  # type: ignore[misc]
     for index, op in enumerate(ops):
         if isinstance(op, BatchStep):
             for smaller in _smaller_batches(op):
@@ -35,6 +34,7 @@ def shrink(geometry: CacheGeometry, operations: Sequence[Operation]) -> Iterator
     for field, value in _PLAIN.items():
         if getattr(geometry, field) != value:
             yield replace(geometry, **{field: value}), ops
+    yield from shrink_blocks(geometry, ops)  # type: ignore[misc]
 
 
 def _smaller_batches(op: BatchStep) -> Iterator[Operation]:

@@ -55,13 +55,17 @@ class OurCache:
         self.cache.on_copies = lambda copies: self.performed.extend(Copy(*copy) for copy in copies)
         self._step: tuple[Any, Step] | None = None
 
+    def cache_class(self) -> type[PagedKVCache]:
+        """The class under test; broken variants put their own in its place."""
+        from paged_impl.cache import PagedKVCache
+
+        return PagedKVCache
+
     def make_cache(self, config: CacheGeometry) -> PagedKVCache:
         """The cache under test."""
         import torch
 
-        from paged_impl.cache import PagedKVCache
-
-        return PagedKVCache(
+        return self.cache_class()(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_size,
