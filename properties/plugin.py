@@ -110,6 +110,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`clause_id` and `target_name` for the chapters, `case_file` for `--case`."""
+    if not _is_ours(metafunc.definition):
+        return
     session = metafunc.config.stash[_SESSION]
     if "clause_id" in metafunc.fixturenames and "target_name" in metafunc.fixturenames:
         chapter = metafunc.function.__name__.removeprefix("test_").upper()
