@@ -30,6 +30,9 @@ class Bench:
         self._settled = 0
         self._changed: list[str] = []
         self._evictions: list[pool.Eviction] = []
+        self._moved = False
+        self._num_held = 0
+        self._tables: dict[str, tuple[tuple[int, ...], Sequence[int], int]] = {}
         try:
             self.probe.call("open", geometry)
         except Refused as refusal:
@@ -43,12 +46,12 @@ class Bench:
             ) from None
         try:
             self._look_at_pool()
+            opening.judge_fresh_system(self.state)
             opening.judge_memory(self.state, self.probe)
         except (Refused, Crashed) as failure:
             raise AdapterError(
                 f"right after open({geometry}): {failure}", "every question must have an answer"
             ) from None
-        opening.judge_fresh_system(self.state)
 
     def close(self) -> None:
         """Give the target the chance to release what `open` took."""
@@ -75,6 +78,7 @@ class Bench:
                     state.report("ALLOC-1", f"{copy} reaches outside the pool")
                     return
                 dest.copy_slot(source, src, dst, state.step)
+            self._moved = True
             dest.event(
                 copy.dst * width // size,
                 state.step,
@@ -87,11 +91,13 @@ class Bench:
         """Ask for the slots of every live sequence. False where the focus has none that could be judged."""
         state, probe = self.state, self.probe
         self._changed = []
+        moved = focus is not None or len(state.live) != self._num_held
         lost = []
         for seq in state.live.values():
             slots = probe.slots(seq.name, seq.slots)
             if slots is seq.slots and seq is not focus:
                 continue
+            moved = True
             if seq is not focus:
                 self._changed.append(seq.name)
             seq.slots = slots
@@ -101,7 +107,10 @@ class Bench:
             seq.blocks = blocks_of_slots(slots, state.block_size)
         for name in lost:
             del state.live[name]
-        state.holders = holders(seq.blocks for seq in state.live.values())
+        if moved:
+            self._moved = True
+            self._num_held = len(state.live)
+            state.holders = holders(seq.blocks for seq in state.live.values())
         return not lost or (focus is not None and focus.name not in lost)
 
     def _write(self, seq: LiveSequence, first: int, stop: int, fresh: Collection[int]) -> None:
@@ -111,6 +120,7 @@ class Bench:
             while first < stop and seq.slots[first] < 0:
                 first += 1
         stop = max(first, stop)
+        self._moved = True
         self.state.shadow.write(seq.name, first, seq.slots[first:stop], seq.runs[first:stop], self.state.step)
         seq.computed = max(seq.computed, stop)
 
@@ -160,13 +170,17 @@ class Bench:
     def _after(self, focus: LiveSequence | None, *, pool_seen: bool = False) -> None:
         """Judge everything that must hold after every step."""
         state, probe, live = self.state, self.probe, list(self.state.live.values())
-        access.judge_content(state, live)
+        if self._moved:
+            access.judge_content(state, live)
+            self._moved = False
+        else:  # nothing was written, and every slot is where it was: what was judged last still holds
+            state.judged["CONTENT-1"] += len(live)
         if "read_slots" in probe.offers:
             for seq in live:
                 access.judge_read_path(state, seq, self._read_pairs(seq))
         if "table" in probe.offers:
             for seq in live:
-                pool.judge_table(state, seq, probe.ids("table", seq.name))
+                self._judge_table(seq)
         if focus is not None and focus.name in state.live:
             if "ALLOC-2P" in state.capabilities.promises and not self._windowed:
                 pool.judge_length(state, focus)
@@ -177,6 +191,22 @@ class Bench:
         if self._evictions:
             pool.judge_eviction_order(state, self._evictions)
             self._evictions = []
+
+    def _judge_table(self, seq: LiveSequence) -> None:
+        """The slot formula; a table and slots that were judged before, both unchanged, need no second look."""
+        try:
+            answer = self.target.table(seq.name)
+        except self.probe.raised as error:
+            self.probe.blame("table", error)
+        if type(answer) is list:
+            answer = tuple(answer)  # a copy: the target may change its own list
+        known = self._tables.get(seq.name)
+        if known is not None and known[1] is seq.slots and known[2] == len(seq.tokens) and known[0] == answer:
+            self.state.judged["SLOT-1"] += 1
+            return
+        table = self.probe.whole("table", answer)
+        pool.judge_table(self.state, seq, table)
+        self._tables[seq.name] = (table, seq.slots, len(seq.tokens))
 
     def _read_pairs(self, seq: LiveSequence) -> list[tuple[int, int]]:
         pairs = self.probe.call("read_slots", seq.name)
