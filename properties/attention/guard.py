@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 Addresses = npt.NDArray[np.int64]
-READS = {"create_masked_load": 1}
-WRITES = {"create_masked_store": 2}
-ATOMICS = {"create_atomic_rmw": 3, "create_atomic_cas": None}
-"""Methods that touch memory, and the position of their mask (None: every lane is active)."""
+READS = {"create_masked_load": (0, 1)}
+WRITES = {"create_masked_store": (0, 2)}
+ATOMICS = {"create_atomic_rmw": (1, 3), "create_atomic_cas": (0, None)}
+"""Methods that touch memory, and where among their arguments pointers and mask are (None: every lane is active)."""
 
 
 class KernelFault(Exception):
@@ -65,7 +65,7 @@ class Watch:
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             self.tensors.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
 
-    def check(self, kind: str, pointers: Any, mask: Any, method: str) -> None:
+    def check(self, kind: str, pointers: Any, mask: Any) -> None:
         """Raises KernelFault for the first active lane outside what is allowed."""
         addresses = np.asarray(pointers.data).astype(np.int64).reshape(-1)
         if mask is not None:
@@ -169,8 +169,8 @@ def guarded(protected: tuple[Protected, ...] = ()) -> Iterator[Watch]:
     saved = {name: getattr(builder, name) for name in (*READS, *WRITES, *ATOMICS)}
     saved_init, saved_options = executor._init_args_hst, interpreter.interpreter_builder.options
     try:
-        for name, mask_at in {**READS, **WRITES, **ATOMICS}.items():
-            setattr(builder, name, _checking(saved[name], watch, name, mask_at))
+        for name, places in {**READS, **WRITES, **ATOMICS}.items():
+            setattr(builder, name, _checking(saved[name], watch, name, places))
         executor._init_args_hst = _noting(saved_init, watch)
         interpreter.interpreter_builder.options = _with_debug(interpreter, saved_options)
         yield watch
@@ -187,12 +187,15 @@ def _with_debug(interpreter: ModuleType, options: Any) -> Any:
     return interpreter.InterpreterOptions(**{**values, "debug": True, "sanitize_overflow": True})
 
 
-def _checking(method: Callable[..., Any], watch: Watch, name: str, mask_at: int | None) -> Callable[..., Any]:
+def _checking(
+    method: Callable[..., Any], watch: Watch, name: str, places: tuple[int, int | None]
+) -> Callable[..., Any]:
     kinds = ("load",) if name in READS else ("store",) if name in WRITES else ("load", "store")
 
     def checked(builder: Any, *arguments: Any, **options: Any) -> Any:
+        pointers, mask = arguments[places[0]], None if places[1] is None else arguments[places[1]]
         for kind in kinds:
-            watch.check(kind, arguments[0], None if mask_at is None else arguments[mask_at], name)
+            watch.check(kind, pointers, mask)
         return method(builder, *arguments, **options)
 
     return checked

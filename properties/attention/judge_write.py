@@ -141,7 +141,9 @@ def _explain_store(
     if len(lines) == 1:
         changed = sum(int((a != e).sum()) for a, e in zip(bytes_[1], bytes_[2], strict=True))
         lines.append(f"  {changed} bytes outside the pool changed: a store went beyond the cache")
-    other = _other_layout(case, memory, bytes_[1], expected)
+    listed = [slot for slot in case.slots if slot >= 0]
+    misplaced = any(not torch.equal(after[which][listed], expected[which][listed]) for which in (0, 1))
+    other = _other_layout(case, memory, bytes_[1], expected) if misplaced else None
     if other is not None:
         return "LAYOUT-1", "\n".join([*lines, f"  the memory is right if it is read in the {other} layout"])
     return property_id, "\n".join(lines)

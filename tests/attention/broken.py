@@ -328,7 +328,7 @@ class SplitsByBatchSize(Broken):
     """The number of partitions depends on the batch: legal, unless bit-exactness is promised."""
 
     breaks, clue = "READ-5P", "other bits"
-    capabilities = declaring(num_splits=False)
+    capabilities = declaring(num_splits=False, dtypes=("float32",))
 
     def _read(self, pool: Pool, batch: Batch) -> Output:
         from dataclasses import replace as with_fields

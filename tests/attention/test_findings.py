@@ -76,11 +76,12 @@ def test_a_store_finding_names_slot_block_and_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "most_tokens"),
-    [(LastTokenDropped, 2), (NoValueMask, 1), (OneTokenUsesAStaleBuffer, 1)],
+    ("broken", "most_rows", "most_tokens"),
+    # READ-6 is told from READ-1 by a longer row that is right.
+    [(LastTokenDropped, 1, 2), (NoValueMask, 1, 1), (OneTokenUsesAStaleBuffer, 2, 2)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_random_finding_comes_down_to_one_small_row(broken: type[Broken], most_tokens: int) -> None:
+def test_a_random_finding_comes_down_to_a_small_case(broken: type[Broken], most_rows: int, most_tokens: int) -> None:
     for seed in range(200):
         setting, verdict = drive(SPEC, broken, seed)
         if verdict.broke(broken.breaks):
@@ -91,8 +92,8 @@ def test_a_random_finding_comes_down_to_one_small_row(broken: type[Broken], most
 
     (case,) = operations
     assert isinstance(case, ReadCase)
-    assert len(case.rows) == 1
-    assert case.rows[0].context_len <= most_tokens
+    assert len(case.rows) <= most_rows
+    assert max(row.context_len for row in case.rows) <= most_tokens
     assert (case.num_kv_heads, case.ratio, case.dtype, case.variation) == (1, 1, "float32", "none")
 
 

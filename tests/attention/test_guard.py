@@ -19,7 +19,7 @@ from properties.attention.guard import KernelFault, Protected, element_addresses
 @triton.jit
 def copy_kernel(source, target, count, SIZE: tl.constexpr, MASK_LOAD: tl.constexpr, MASK_STORE: tl.constexpr):
     lane = tl.arange(0, SIZE)
-    if MASK_LOAD:
+    if MASK_LOAD:  # noqa: SIM108
         value = tl.load(source + lane, mask=lane < count, other=0)
     else:
         value = tl.load(source + lane)  # the unmasked load
