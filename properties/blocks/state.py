@@ -30,6 +30,7 @@ class State:
 
     def __init__(self, geometry: Geometry, capabilities: Capabilities, offers: frozenset[str]) -> None:
         self.geometry = geometry
+        self.block_size = geometry.block_size
         self.capabilities = capabilities
         self.offers = offers
         self.runs = TokenRuns()
@@ -59,10 +60,6 @@ class State:
         if id not in self.broken:
             self.broken.add(id)
             self.breaches.append(Breach(id, message, self.step))
-
-    @property
-    def block_size(self) -> int:
-        return self.geometry.block_size
 
     def num_unowned(self) -> int:
         """Usable blocks that no live sequence holds: free, or evictable from the prefix cache."""
