@@ -10,27 +10,39 @@ from properties.contract import AdapterError
 from properties.protocol import Copy
 
 
+class _WithComposites:
+    """A cache target as the blocks probe wants it: with the composite forms, which a cache is never asked for."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def admit(self) -> None: ...
+
+    def append(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
 class CacheProbe(Probe):
     """`latest_copies` are those that the last call of `copies` reported."""
 
     def __init__(self, target: Any) -> None:
-        self.target = target
-        self.latest_copies: list[Copy] = []
         lacks = missing(target)
         if lacks:
             raise AdapterError(
                 f"{type(target).__name__} lacks {', '.join(lacks)}",
                 f"a cache target needs {', '.join(REQUIRED)}: see properties/cache/protocol.py",
             )
-        capabilities = getattr(target, "capabilities", None)
-        if not isinstance(capabilities, CacheCapabilities):
+        if not isinstance(getattr(target, "capabilities", None), CacheCapabilities):
             raise AdapterError(
-                f"{type(target).__name__}.capabilities is {type(capabilities).__name__}",
+                f"{type(target).__name__}.capabilities is {type(target.capabilities).__name__}",
                 "set `capabilities = CacheCapabilities(...)` from properties.cache.protocol on the class",
             )
-        self.capabilities = capabilities
+        super().__init__(_WithComposites(target))
+        self.target = target
         self.offers = offered(target)
-        self.refusals = capabilities.refusals
+        self.latest_copies: list[Copy] = []
         if not hasattr(target, "name"):
             target.name = type(target).__name__  # findings name the target
 

@@ -66,10 +66,10 @@ class CacheReferee(BlocksReferee):
             return self._batch_step(op)
         except Crashed as crash:
             state.judged["CRASH-1"] += 1
-            state.report("CRASH-1", f"{op.kind}: {crash}")
+            state.report("CRASH-1", f"batch: {crash}")
         except TimedOut:
             state.judged["CRASH-2"] += 1
-            state.report("CRASH-2", f"{op.kind} did not return within the time limit of the trace")
+            state.report("CRASH-2", "batch did not return within the time limit of the trace")
         return "crashed"
 
     def _batch_step(self, op: BatchStep) -> Outcome:

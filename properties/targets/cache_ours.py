@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paged_impl.errors import OutOfBlocks
 from paged_impl.sizes import block_bytes
@@ -53,7 +53,7 @@ class OurCache:
         self.cache = self.make_cache(config)
         self.performed: list[Copy] = []
         self.cache.on_copies = lambda copies: self.performed.extend(Copy(*copy) for copy in copies)
-        self._step: tuple[Any, Step] | None = None
+        self._in_flight: dict[tuple[Row, ...], Step] = {}
 
     def cache_class(self) -> type[PagedKVCache]:
         """The class under test; broken variants put their own in its place."""
@@ -145,14 +145,20 @@ class OurCache:
     # ---- tensors
 
     def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
-        self.cache.write(layer, keys, values, self.step(rows, len(keys)))
+        step = self._in_flight.get(tuple(rows))
+        if step is None:
+            step = self._in_flight[tuple(rows)] = self._plan(rows, len(keys))
+        self.cache.write(layer, keys, values, step)
 
     def read(self, layer: int, rows: Sequence[Row], queries: Tensor) -> Tensor:
-        return self.cache.attend(layer, queries, self.step(rows, len(queries)))
+        step = self._in_flight.get(tuple(rows))
+        if step is None or len(step.input_ids) != len(queries):
+            step = self._plan(rows, len(queries))
+        return self.cache.attend(layer, queries, step)
 
     def commit(self, rows: Sequence[Row]) -> None:
-        self.cache.commit(self.step(rows, 0))
-        self._step = None
+        self.cache.commit(self._in_flight[tuple(rows)])
+        self._in_flight.clear()
 
     def pools(self) -> list[Pool]:
         from paged_ref.layouts import Layout
@@ -160,19 +166,13 @@ class OurCache:
 
         return [Pool(*self.cache.layer(layer), Layout.FLASH) for layer in range(self.cache.shape.num_layers)]
 
-    def step(self, rows: Sequence[Row], num_tokens: int) -> Step:
-        """The step over these rows: the one in flight, or a new one; `num_tokens` counts padding, 0 = whatever it has."""
+    def _plan(self, rows: Sequence[Row], num_tokens: int) -> Step:
+        """A step over these rows: positions to compute, or computed before."""
         from paged_impl import step
 
         planned = [step.Row(*row) for row in rows]
-        if self._step is not None and self._step[0] == planned and num_tokens in (0, len(self._step[1].input_ids)):
-            return self._step[1]
-        manager = self.cache.manager
-        is_new = all(manager.num_computed(row.name) == row.start for row in rows)
-        made = (self.cache.plan if is_new else self.cache.plan_query)(planned, pad_to=num_tokens)
-        if is_new and not (self._step is not None and self._step[0] == planned):
-            self._step = (planned, made)
-        return made
+        is_new = all(self.cache.manager.num_computed(row.name) == row.start for row in rows)
+        return (self.cache.plan if is_new else self.cache.plan_query)(planned, pad_to=num_tokens)
 
 
 class OurTritonCache(OurCache):
