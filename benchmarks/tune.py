@@ -27,37 +27,32 @@ D, P = rules.DecodeRule, rules.PrefillRule
 
 
 def decode_cases() -> list[cases.Case]:
-    make = cases._decode
-    return [
-        *make("u", 32, 4096, "32/8/128"), *make("u", 8, 32768, "32/8/128", (16,)), *make("u", 128, 1024, "32/8/128", (16,)),
-        *make("u", 1, 4096, "32/8/128"), *make("u", 1, 32768, "32/8/128", (16,)), *make("r", 64, 8192, "32/8/128", (16,)),
-        *make("n", 256, 1100, "16/8/128", (16,)), *make("u", 32, 4096, "16/8/64", (16,)), *make("u", 32, 4096, "32/32/128", (16,)),
-        *make("u", 16, 4096, "64/8/128", (16,)), *make("u", 1, 131072, "32/8/128", (16,)), *make("u", 4, 8192, "32/8/128", (16,)),
-        *make("u", 16, 512, "32/8/128", (16,)), *make("u", 256, 512, "32/8/128", (16,)), *make("u", 32, 4096, "32/8/128", (24,)),
-    ]  # fmt: skip
+    return [*cases.UNIFORM, *cases.SINGLE, *cases.RAGGED, *cases.PAGES, *cases.SHAPES, *cases.SHORT]
 
 
 def decode_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
-    for n, w, s, programs in (
-        (64, 4, 3, (2, 3, 4)), (64, 4, 5, (1, 2, 3, 4)), (64, 4, 7, (1, 2)), (128, 4, 3, (1, 2, 4)), (32, 4, 5, (3, 4, 6)),
-        (32, 2, 5, (3, 4, 5, 8)), (128, 8, 5, (1,)),
-    ):  # fmt: skip
-        for per_sm in programs:
-            yield f"n{n} w{w} s{s} x{per_sm}", {"rule": D(16, n, w, s, per_sm)}
-    yield "n64 w4 s5 x2 no pdl", {"rule": D(16, 64, 4, 5, 2, False)}
-    for splits in (1, 2, 3, 4, 8, 16, 32, 64):
-        if 100 <= case.batch * case.num_kv_heads * splits <= 3000:
-            yield f"n64 w4 s3 split {splits}", {"rule": D(16, 64, 4, 3, 3), "num_splits": splits}
-            yield f"n64 w4 s5 split {splits}", {"rule": D(16, 64, 4, 5, 3), "num_splits": splits}
+    """The shipped rule, and one thing changed at a time."""
+    shipped = rules.decode_rule(case.num_heads // case.num_kv_heads, case.head_dim, torch.bfloat16, 90)
+    half = dataclasses.replace(shipped, block_n=shipped.block_n // 2, num_warps=2, wave=4, total=8)
+    for name, rule in (
+        ("shipped", shipped),
+        ("wave 3", dataclasses.replace(shipped, wave=3)),
+        ("total 12", dataclasses.replace(shipped, total=12)),
+        ("total 4", dataclasses.replace(shipped, total=4)),
+        ("3 in flight", dataclasses.replace(shipped, num_stages=7)),
+        ("half tile", half),
+        ("cut short rows", dataclasses.replace(shipped, short_tokens=0)),
+    ):
+        yield name, {"rule": rule}
 
 
 def prefill_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
-    for m, n, w, s, tma in (
-        (128, 64, 8, 5, False), (128, 64, 8, 7, False), (128, 128, 8, 5, False), (128, 64, 8, 3, True), (128, 64, 8, 5, True),
-        (128, 128, 8, 3, True), (128, 128, 8, 5, True),
-    ):  # fmt: skip
+    """The shipped rule, and the nearest others."""
+    group = case.num_heads // case.num_kv_heads
+    yield "shipped", {"rule": rules.prefill_rule(group, case.head_dim, case.page, case.query, case.context, torch.bfloat16, 90)}
+    for m, n, w, s, tma in ((128, 64, 8, 5, False), (64, 64, 4, 5, False), (128, 64, 8, 5, True)):
         if case.page >= 128 or not tma:
-            yield f"m{m} n{n} w{w} s{s} {'tma' if tma else ''}", {"rule": P(m, n, w, s, False, tma)}
+            yield f"m{m} n{n} w{w} s{s}{' tma' if tma else ''}", {"rule": P(m, n, w, s, False, tma)}
 
 
 def bind(case: cases.Case, x: cases.Inputs, options: dict) -> Callable[[], torch.Tensor]:
@@ -82,9 +77,11 @@ def compile_share(suite: str, share: int, num_shares: int) -> None:
     items = {}
     for case, _, options in work(suite):
         rule = options["rule"]
-        if isinstance(rule, D):
-            rule = dataclasses.replace(rule, programs_per_sm=1)
-        items[(case, rule, options.get("num_splits", 0) > 0)] = (case, options)
+        if isinstance(rule, D):  # numbers that do not change the code
+            rule = dataclasses.replace(rule, wave=0, total=0, min_tiles=0)
+        batch = ("one" if case.batch == 1 else "big" if case.batch > 128 else "few") if case.kind == "decode" else case.batch
+        key = (case.kind, batch, case.num_heads, case.num_kv_heads, case.head_dim, case.page, rule, options.get("num_splits", 0) > 0)
+        items[key] = (case, options)
     for case, options in list(items.values())[share::num_shares]:
         short = dataclasses.replace(case, context=min(case.context, 512) if case.kind == "decode" else case.context)
         try:

@@ -32,6 +32,8 @@ from paged_impl.kernels.pages import load_tile, token_offsets
 LOG2_E = math.log2(math.e)
 # plan() holds all lengths in one vector; batches beyond this are not cut (they fill any device).
 MAX_PLANNED_SEQS = 4096
+# Arguments that change from step to step; without this Triton would compile anew when one happens to be 1 or divisible by 16.
+VARYING = ["num_seqs", "capacity", "num_splits", "wave_pieces", "num_pieces"]
 
 
 @triton.jit
@@ -57,7 +59,7 @@ def plan(
     _, tiles = tile_range(lengths, WINDOW, BLOCK_N)
     total, longest = tl.sum(tiles, 0), tl.max(tiles, 0)
     even = (longest.to(tl.int64) * num_seqs * 10 <= total.to(tl.int64) * 11) & (num_seqs <= wave_pieces)
-    in_wave = tl.minimum(wave_pieces // num_seqs, tl.maximum(16, longest // MIN_TILES))
+    in_wave = tl.minimum(wave_pieces // num_seqs, tl.maximum(tl.minimum(16, longest), longest // MIN_TILES))
     share = tl.maximum((total + num_pieces - 1) // num_pieces, MIN_TILES)
     pieces = tl.where(even, in_wave, (tiles + share - 1) // share)
     return tl.where(seq < num_seqs, tl.maximum(pieces, 1), 0)
@@ -99,7 +101,7 @@ def attend(
     return acc, m, tl.sum(weights, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def decode_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr,
     scale_log2, num_seqs, capacity, num_splits, wave_pieces, num_pieces,
@@ -160,7 +162,7 @@ def decode_kernel(
         tl.store(part_lse_ptr + slot, lse)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def combine_kernel(
     out_ptr, lse_ptr, part_ptr, part_lse_ptr, lens_ptr,
     num_seqs, capacity, num_splits, wave_pieces, num_pieces, stride_os, stride_oh,
@@ -245,7 +247,7 @@ def decode(
     if num_seqs > 0:
         group = num_heads // k_cache.shape[2]
         capability = runtime.compute_capability(q.device)
-        rule = rule or rules.decode_rule(group, head_dim, k_cache.shape[1], q.dtype, capability)
+        rule = rule or rules.decode_rule(group, head_dim, q.dtype, capability)
         _launch(q, k_cache, v_cache, block_table, context_lens, scale, num_splits, window, out, lse, rule)
     return (out, lse) if return_lse else out
 

@@ -178,7 +178,10 @@ def prefill(
     if num_tokens > 0 and context_lens.shape[0] > 0 and max_query_len > 0:
         group = num_heads // k_cache.shape[2]
         capability = runtime.compute_capability(q.device)
-        rule = rule or rules.prefill_rule(group, head_dim, max_query_len, q.dtype, capability)
+        block_size, capacity = k_cache.shape[1], k_cache.shape[1] * block_table.shape[1]
+        rule = rule or rules.prefill_rule(
+            group, head_dim, block_size, max_query_len, capacity, q.dtype, capability
+        )
         _launch(
             q,
             k_cache,

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 import torch
 import triton
 
-# Shared memory one program may use, in bytes, by compute capability (CUDA programming guide, technical specifications).
-SHARED_MEMORY_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-SMALLEST_SHARED_MEMORY_BYTES = 101_376
-
-
 @dataclass(frozen=True, slots=True)
 class StoreRule:
     """block_rows: (token, head) rows per program."""
@@ -67,16 +62,18 @@ def store_rule(head_dim: int, dtype: torch.dtype, interpreted: bool) -> StoreRul
     return StoreRule(block_rows=max(1, block_rows), num_warps=4)
 
 
-def decode_rule(
-    group: int, head_dim: int, block_size: int, dtype: torch.dtype, capability: int
-) -> DecodeRule:
-    """Decode is bound by memory: small tiles, several programs per multiprocessor, enough copies in flight."""
+def decode_rule(group: int, head_dim: int, dtype: torch.dtype, capability: int) -> DecodeRule:
+    """Decode is bound by memory: small tiles, several programs per multiprocessor, enough copies in flight.
+
+    A 16-bit tile is 16 KB of keys; with its values and two tiles in flight, three programs fit on an H200's multiprocessor.
+    """
     width = padded_head_dim(head_dim)
     block_m = min(max(16, int(triton.next_power_of_2(group))), 64)
     if dtype == torch.float32:  # exact products run on the FMA units and hold whole tiles in registers
-        rule = DecodeRule(block_m, block_n=32 if width <= 128 else 16, num_warps=4, num_stages=3)
+        rule = DecodeRule(block_m, 32 if width <= 128 else 16, num_warps=4 if block_m <= 16 else 8, num_stages=3)
     else:
-        rule = DecodeRule(block_m, block_n=64 if width <= 128 else 32, num_warps=4, num_stages=5)
+        block_n = min(128, 8192 // width) if block_m < 64 else 64
+        rule = DecodeRule(block_m, block_n, num_warps=4, num_stages=5 if has_large_shared_memory(capability) else 3)
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
         rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
     return rule
@@ -96,25 +93,28 @@ def pieces(rule: DecodeRule, pairs: int, num_sms: int) -> tuple[int, int]:
 
 
 def prefill_rule(
-    group: int, head_dim: int, max_query_len: int, dtype: torch.dtype, capability: int
+    group: int, head_dim: int, block_size: int, max_query_len: int, capacity: int, dtype: torch.dtype, capability: int
 ) -> PrefillRule:
-    """Prefill is bound by arithmetic: 128 query rows per KV tile, or as few as 16 when there are few queries."""
+    """Prefill is bound by arithmetic: 128 query rows per KV tile (wgmma, two warp groups), or few when there are few."""
     width = padded_head_dim(head_dim)
     pack = max_query_len < 128 and group > 1
-    rows = max_query_len * (group if pack else 1)
-    if dtype == torch.float32:
-        return PrefillRule(
-            block_m=32 if rows > 16 else 16,
-            block_n=32 if width <= 128 else 16,
-            num_warps=4,
-            num_stages=2,
-            pack=pack,
-        )
-    if rows <= 64 or width > 128:
-        return PrefillRule(
-            min(64, max(16, int(triton.next_power_of_2(rows)))), 64 if width <= 128 else 32, 4, 3, pack
-        )
-    return PrefillRule(block_m=128, block_n=64, num_warps=8, num_stages=3, pack=pack)
+    rows = max(16, int(triton.next_power_of_2(max_query_len * (group if pack else 1))))
+    if dtype == torch.float32:  # exact products run on the FMA units
+        return PrefillRule(min(32, rows), 32 if width <= 64 else 16, 4 if width <= 64 else 8, 2, pack)
+    if width > 128:
+        return PrefillRule(min(128, rows), 32, 8, 3, pack) if capability == 90 else PrefillRule(min(64, rows), 32, 4, 2, pack)
+    if capability != 90:  # mma.sync, and shared memory for two stages of a small tile everywhere
+        return PrefillRule(min(64, rows), 64, 4, 2, pack)
+    if rows <= 64 or capacity <= 1024:  # short programs: two on a multiprocessor hide each other's start and end
+        return PrefillRule(min(64, rows), 64, 4, 5, pack)
+    # One page holds a tile: the copy engine fetches it. Smaller pages are gathered.
+    block_n = 64 if block_size % 64 == 0 and block_size % 128 else 128
+    return PrefillRule(128, block_n, 8, 5, pack, tma=block_size % block_n == 0)
+
+
+def has_large_shared_memory(capability: int) -> bool:
+    """Whether a multiprocessor has 160 KB or more of shared memory (A100, H100 and later data-centre parts; not L4, RTX 4090)."""
+    return capability in (80, 90, 100, 103)
 
 
 def alignment(strides: list[int]) -> int:

@@ -105,7 +105,8 @@ def compile_launch(launch: Launch, capability: int = 90) -> Compiled:
     attrs: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, param in enumerate(params):
         value = values[param.name]
-        if param.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        varies = param.do_not_specialize
+        if param.is_constexpr or value is None or (isinstance(value, int) and value == 1 and not varies):
             signature[param.name], constants[(index,)] = "constexpr", value
             continue
         if isinstance(value, TensorDescriptor):
@@ -117,7 +118,7 @@ def compile_launch(launch: Launch, capability: int = 90) -> Compiled:
             signature[param.name], divisible = ("i32" if abs(value) < 2**31 else "i64"), value % 16 == 0
         else:
             signature[param.name], divisible = "fp32", False
-        if divisible:
+        if divisible and not varies:
             attrs[(index,)] = [["tt.divisibility", 16]]
     options = {key: value for key, value in launch.kwargs.items() if key in OPTIONS}
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attrs)
