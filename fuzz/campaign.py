@@ -19,7 +19,7 @@ from fuzz.evidence import Suspect
 from fuzz.examiners import Examiners
 from fuzz.filing import Filing
 from fuzz.folder import DiskError, Folder
-from fuzz.jobs import crash_message
+from fuzz.jobs import CRASH, crash_message
 from fuzz.loop import safe_name
 from properties.case import Case, encode, read
 from properties.contract import UsageError
@@ -206,6 +206,7 @@ class Campaign:
                 self._counts(worker, reply)
             elif isinstance(reply, messages.Ready):
                 worker.run.ready, worker.run.state, worker.busy = reply, "running", None
+                worker.run.limit_s = max(worker.run.limit_s, reply.limit_s)
             elif isinstance(reply, messages.Found):
                 self._found(worker.run, reply)
             elif isinstance(reply, messages.Broken):
@@ -230,6 +231,9 @@ class Campaign:
         run = worker.run
         states = {"unavailable": "skipped", "adapter": "adapter"}
         self._drop(worker)
+        if reply.why == "restart":
+            run.tally.restarts += 1
+            return
         if reply.why == "disk":
             raise DiskError(self.folder.path, OSError(0, reply.message))
         if run.ready is None and (reply.why == "usage" or (reply.why == "unavailable" and self.options.chosen)):
@@ -297,7 +301,7 @@ class Campaign:
         self.filing.adapter(run, f"making the adapter: {how}", "its constructor must return")
 
     def _suspect_death(self, run: TargetRun, tail: journal.Tail, how: str, signal: int) -> None:
-        id = "CRASH-2"
+        id = CRASH
         occurrence = run.tally.broken.get(id, 0) + 1
         run.tally.broken[id] = occurrence
         if occurrence & (occurrence - 1):
@@ -321,7 +325,9 @@ class Campaign:
 
     def _found(self, run: TargetRun, found: messages.Found) -> None:
         run.tolerate.add(found.property)
-        self._examine(Suspect(run.name, Path(found.path), found.property, found.occurrence, found.preceding))
+        slow = "a time limit ran out" if found.property == CRASH else ""  # no finding unless it does so again
+        path = Path(found.path)
+        self._examine(Suspect(run.name, path, found.property, found.occurrence, found.preceding, death=slow))
 
     def _examine(self, suspect: Suspect) -> None:
         self.folder.event(

@@ -124,7 +124,7 @@ def _declarations(
                 "if that means 'no room', list the exception in capabilities.refusals",
             )
         )
-    elif not marks.get("a refusal"):
+    elif not marks.get("a refusal") and "a refusal" in spec.marks(caps, spec.offered(adapter)):
         problems.append(
             (
                 "pools of three blocks were filled and nothing was ever refused",

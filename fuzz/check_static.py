@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from properties.contract import CLAUSES
-from properties.protocol import OPTIONAL, REQUIRED, Capabilities, missing, offered
+from properties.protocol import OPTIONAL, REQUIRED, Capabilities
 
 Problem = tuple[str, str]
 """What is wrong, and what to change."""
@@ -39,27 +41,72 @@ _ARGUMENTS: dict[str, int] = {
     "close": 0,
 }
 """How many positional arguments each method is called with."""
-_SALTED = ("admit", "lookup", "allocate", "can_admit", "predict_admit")
+_ENGINE_ARGUMENTS: dict[str, int] = {
+    "open": 1,
+    "submit": 3,
+    "step": 0,
+    "slots": 1,
+    "finish": 2,
+    "live": 0,
+    "cancel": 1,
+    "batch": 1,
+    "table": 1,
+    "ref_count": 1,
+    "free_blocks": 0,
+    "cached_blocks": 0,
+    "close": 0,
+}
+_SALTED = ("admit", "lookup", "allocate", "can_admit", "predict_admit", "submit")
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The methods of a level, with its article: what is required, what is optional, how many arguments each is called with."""
+
+    name: str
+    required: tuple[str, ...]
+    optional: Mapping[str, str]
+    arguments: Mapping[str, int]
+    where: str
+
+    def missing(self, adapter: Any) -> list[str]:
+        return [name for name in self.required if not callable(getattr(adapter, name, None))]
+
+    def there(self, adapter: Any) -> list[str]:
+        found = [*self.required, *sorted(self.optional)]
+        return [name for name in found if callable(getattr(adapter, name, None))]
+
+
+def _level_of(adapter: Any) -> _Level:
+    if getattr(adapter, "level", None) == "engine":
+        from properties.engine import protocol as engine
+
+        where = "see EngineTarget in properties/engine/protocol.py"
+        return _Level("an engine", engine.REQUIRED, engine.OPTIONAL, _ENGINE_ARGUMENTS, where)
+    return _Level("a blocks", REQUIRED, OPTIONAL, _ARGUMENTS, "see BlocksTarget in properties/protocol.py")
 
 
 def static_problems(adapter: Any) -> list[Problem]:
-    """Problems of a blocks adapter, each with its remedy."""
-    lacks = missing(adapter)
+    """Problems of a blocks or engine adapter, each with its remedy."""
+    level = _level_of(adapter)
     problems: list[Problem] = [
-        (f"{type(adapter).__name__} has no method {name}", f"a blocks target needs {', '.join(REQUIRED)}")
-        for name in lacks
+        (
+            f"{type(adapter).__name__} has no method {name}",
+            f"{level.name} target needs {', '.join(level.required)}",
+        )
+        for name in level.missing(adapter)
     ]
-    problems += _misspelt(adapter)
+    problems += _misspelt(adapter, level)
     caps = getattr(adapter, "capabilities", None)
     if not isinstance(caps, Capabilities):
         what = f"{type(adapter).__name__}.capabilities is {type(caps).__name__}"
         return [*problems, (what, "set `capabilities = Capabilities(...)` from properties.protocol")]
-    return [*problems, *_arguments(adapter, caps), *_declared(caps)]
+    return [*problems, *_arguments(adapter, caps, level), *_declared(caps)]
 
 
-def _misspelt(adapter: Any) -> list[Problem]:
+def _misspelt(adapter: Any, level: _Level) -> list[Problem]:
     """A public method whose name is nearly that of an optional one was probably meant to be it."""
-    known = {*REQUIRED, *OPTIONAL}
+    known = {*level.required, *level.optional}
     public = [name for name in dir(adapter) if not name.startswith("_") and callable(getattr(adapter, name, None))]
     found = []
     for name in public:
@@ -71,24 +118,21 @@ def _misspelt(adapter: Any) -> list[Problem]:
     return found
 
 
-def _arguments(adapter: Any, caps: Capabilities) -> list[Problem]:
+def _arguments(adapter: Any, caps: Capabilities, level: _Level) -> list[Problem]:
     found = []
-    for name in [*(n for n in REQUIRED if n not in missing(adapter)), *sorted(offered(adapter))]:
-        if name not in _ARGUMENTS:
+    for name in level.there(adapter):
+        if name not in level.arguments:
             continue
         keywords = {"salt": None} if caps.salts and name in _SALTED else {}
         try:
-            inspect.signature(getattr(adapter, name)).bind(*[None] * _ARGUMENTS[name], **keywords)
+            inspect.signature(getattr(adapter, name)).bind(*[None] * level.arguments[name], **keywords)
         except TypeError as error:
             salt = " and salt=" if keywords else ""
-            found.append((f"{name} cannot be called with {_ARGUMENTS[name]} arguments{salt}: {error}", _form(name)))
+            what = f"{name} cannot be called with {level.arguments[name]} arguments{salt}: {error}"
+            found.append((what, level.optional.get(name, level.where)))
         except ValueError:
             pass  # a builtin without a signature
     return found
-
-
-def _form(name: str) -> str:
-    return OPTIONAL.get(name, "see BlocksTarget in properties/protocol.py")
 
 
 def _declared(caps: Capabilities) -> list[Problem]:

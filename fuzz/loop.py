@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from fuzz import corpus, messages, versions
+from fuzz.jobs import NO_LIMIT_S
 from fuzz.journal import Head, Journal
 from fuzz.seeds import case_seed, num_steps
 from properties.case import Case, write
@@ -69,6 +70,7 @@ class Loop:
             versions=self.versions,
             applicable=tuple(sorted(self.spec.applicable(self.capabilities, self.offers))),
             marks=tuple(sorted(marks)),
+            limit_s=self.spec.limit_s or 0.0,
             offers=tuple(sorted(self.offers)),
         )
 
@@ -125,6 +127,7 @@ class Loop:
             tolerate=self.tolerate,
             opened=self.journal.add,
             before=self._before,
+            limit_s=NO_LIMIT_S,
         )
 
     def _rerun(self, paths: tuple[str, ...]) -> None:
@@ -145,7 +148,15 @@ class Loop:
 
     def _run(self, trace: tuple[Any, Any]) -> tuple[Any, Verdict]:
         geometry, operations = trace
-        verdict = run_trace(self.spec, self.make, geometry, operations, tolerate=self.tolerate, before=self._before)
+        verdict = run_trace(
+            self.spec,
+            self.make,
+            geometry,
+            operations,
+            tolerate=self.tolerate,
+            before=self._before,
+            limit_s=NO_LIMIT_S,
+        )
         return geometry, verdict
 
     def _before(self, operation: Any) -> None:

@@ -81,17 +81,18 @@ Command = Slice | Rerun | Replay | Confirm | Minimise | CheckTarget | Make
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The target is loaded: what a campaign on it must reach."""
+    """The target is loaded: what a campaign on it must reach, and the least time that one call must be given."""
 
     level: str
     versions: dict[str, str]
     applicable: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     offers: tuple[str, ...] = ()
+    limit_s: float = 0.0
 
 
 class Unusable(Message, frozen=True, tag="unusable"):
-    """The child cannot go on. `why` is "usage", "unavailable", "adapter", "disk" or "internal"."""
+    """The child cannot go on. `why` is "usage", "unavailable", "adapter", "disk", "internal" or "restart"."""
 
     why: str
     message: str

@@ -48,12 +48,11 @@ class Conversation:
 def main() -> None:
     """Load the target and obey."""
     options = _options()
-    os.environ["PAGEFAULT_DEVICE"] = options.device
     talk = _take_pipes(options.commands, options.replies)
     die_with_parent()
     _be_first_to_go()
     faulthandler.enable()
-    target = _load(options.target, talk)
+    target = _load(options.target, options.device, talk)
     if options.campaign is None:
         _serve_jobs(target, talk)
     else:
@@ -85,9 +84,14 @@ def _be_first_to_go() -> None:
         Path("/proc/self/oom_score_adj").write_text("700")
 
 
-def _load(name: str, talk: Conversation) -> Target:
+def _load(name: str, device: str, talk: Conversation) -> Target:
     try:
-        return load(name)
+        target = load(name)
+        if target.level not in ("attention", "cache"):
+            return target  # bookkeeping has no device
+        from properties.attention.budget import on_device
+
+        return on_device(target, device)
     except Unavailable as reason:
         _give_up(talk, "unavailable", str(reason))
     except UsageError as error:
@@ -107,7 +111,7 @@ def _serve_jobs(target: Target, talk: Conversation) -> None:
     talk.say(messages.Ready(level=target.level, versions=versions.versions_of(target.name)))
     while (command := talk.listen()) is not None:
         try:
-            talk.say(jobs.perform(target, command, talk.say))
+            talk.say(jobs.perform(target, command))
         except UsageError as error:
             talk.say(messages.Unusable(why="usage", message=str(error)))
         except Exception:

@@ -11,7 +11,7 @@ import typer
 from fuzz import child, values, versions
 from fuzz.output import Json, emit
 from properties.contract import CLAUSES, UsageError
-from properties.targets import BUILTIN, GROUP
+from properties.targets import BUILTIN, GROUP, WITH_PATH
 
 
 def command(
@@ -28,7 +28,10 @@ def command(
         return 0
     found = all_targets(device)
     width = max(len(str(row["name"])) for row in found)
-    emit(found, as_json=json_, text="\n".join(_line(row, width) for row in found))
+    from_path = [
+        f"{name + ':PATH':{width}}  {'':9}  {entry.level:9} {entry.summary}" for name, entry in WITH_PATH.items()
+    ]
+    emit(found, as_json=json_, text="\n".join([*(_line(row, width) for row in found), *from_path]))
     return 0
 
 

@@ -1,0 +1,124 @@
+"""Smaller cases of one finding, in a child for single jobs: the minimiser of `properties`, in forks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from fuzz import messages, versions
+from fuzz.isolate import BEAT, Emit, in_fork
+from fuzz.jobs import CRASH, call_limit, crash_message, fails_with, replay, run_in_fork
+from properties.case import Case, encode
+from properties.levels import spec_of
+from properties.minimise import minimise
+from properties.targets import Target
+from properties.trial import EVERYTHING, run_trace
+
+
+class Minimiser:
+    """Smaller cases of one finding: all candidates in one fork, or each in its own where that is needed."""
+
+    def __init__(self, target: Target, case: Case, command: messages.Minimise) -> None:
+        self.target, self.case = target, case
+        self.spec = spec_of(target.level)
+        self.limit_s = call_limit(self.spec, command.limit_s)
+        self.isolated = command.isolated or case.property == CRASH
+        self.deadline = time.monotonic() + command.seconds
+
+    def run(self) -> messages.Message:
+        """The smallest case found, judged once more in a fork of its own; the case itself where none held."""
+        best = self._isolated() if self.isolated else self._together()
+        finished = self._finish(best)
+        if finished is not None:
+            return messages.Smaller(case=encode(finished).decode(), held=True)
+        return messages.Smaller(case=encode(self._finish(self.case) or self.case).decode(), held=False)
+
+    def _together(self) -> Case:
+        best = [self.case]
+
+        def keep(frame: bytes) -> None:
+            geometry, operations = self._decode(frame)
+            best[0] = self._with(geometry, operations)
+
+        in_fork(self._search, limit_s=self.limit_s, deadline=self.deadline + self.limit_s, on_frame=keep)
+        return best[0]
+
+    def _search(self, emit: Emit) -> None:
+        caps = self.target.make().capabilities
+
+        def fails(geometry: Any, operations: Sequence[Any]) -> bool:
+            verdict = run_trace(
+                self.spec, self.target.make, geometry, operations, tolerate=EVERYTHING, before=lambda op: emit(BEAT)
+            )
+            if not verdict.broke(self.case.property):
+                return False
+            emit(msgspec.json.encode((geometry, operations)))
+            return True
+
+        self._minimise(fails, lambda geometry: self.spec.accepts(caps, geometry))
+
+    def _isolated(self) -> Case:
+        limit_s = self._quick_limit()
+
+        def fails(geometry: Any, operations: Sequence[Any]) -> bool:
+            candidate = self._with(geometry, operations)
+            return fails_with(run_in_fork(self.spec, self.target, candidate, limit_s), self.case.property)
+
+        return self._with(*self._minimise(fails, lambda geometry: True))  # each fork asks whether it is accepted
+
+    def _minimise(
+        self, fails: Callable[[Any, Sequence[Any]], bool], accepts: Callable[[Any], bool]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        return minimise(
+            self.spec,
+            (self.case.geometry, tuple(self.case.operations)),
+            fails,
+            accepts=accepts,
+            time_limit_s=max(0.0, self.deadline - time.monotonic()),
+            clock=time.monotonic,
+        )
+
+    def _quick_limit(self) -> float:
+        """For a hang: how long the steps before it take, twenty times over, but no less than half a second."""
+        before = self._with(self.case.geometry, tuple(self.case.operations)[:-1])
+        started = time.monotonic()
+        run = run_in_fork(self.spec, self.target, before, self.limit_s)
+        taken = time.monotonic() - started
+        return self.limit_s if run.failed else min(self.limit_s, max(0.5, 20 * taken))
+
+    def _with(self, geometry: Any, operations: Sequence[Any]) -> Case:
+        fields = msgspec.structs.asdict(self.case)
+        return Case(**{**fields, "geometry": geometry, "operations": tuple(operations)})
+
+    def _decode(self, frame: bytes) -> tuple[Any, tuple[Any, ...]]:
+        kind = tuple[self.spec.geometry, tuple[self.spec.operation, ...]]  # type: ignore[name-defined]
+        found: tuple[Any, tuple[Any, ...]] = msgspec.json.decode(frame, type=kind)
+        return found
+
+    def _finish(self, candidate: Case) -> Case | None:
+        """The candidate cut behind the step that fails, without steps that have no meaning, and its message."""
+        judged = replay(self.target, candidate, self.limit_s)
+        if judged.died:
+            return self._crashed(candidate, judged) if self.case.property == CRASH else None
+        step = next((step for id, _, step in judged.breaches if id == self.case.property), None)
+        if step is None:
+            return None
+        kept = [op for i, op in enumerate(candidate.operations[:step]) if i not in judged.skipped]
+        cut = self._with(candidate.geometry, kept)
+        again = replay(self.target, cut, self.limit_s)
+        for chosen, result in ((cut, again), (candidate, judged)):
+            for id, message, _ in result.breaches:
+                if id == self.case.property:
+                    return self._described(chosen, message)
+        return None
+
+    def _crashed(self, candidate: Case, judged: messages.Judged) -> Case:
+        cut = self._with(candidate.geometry, candidate.operations[: judged.step] or candidate.operations)
+        return self._described(cut, crash_message(cut.operations, judged.died))
+
+    def _described(self, case: Case, message: str) -> Case:
+        now = {**case.versions, **versions.versions_of(self.target.name)}
+        return Case(**{**msgspec.structs.asdict(case), "message": message, "versions": now, "flaky": False})
