@@ -1,5 +1,9 @@
 """Reads (READ): attention through block tables."""
 
+import pytest
+
+from properties.attention.budget import on_device
+from properties.attention.named import BLOCK_SIZES, SHAPES, named_case
 from properties.chapter import check, results_of
 from properties.plugin import Session
 
@@ -24,3 +28,17 @@ def test_decode_cases_are_telling(contract: Session, attention_name: str) -> Non
     assert not few, f"{attention_name}: too few telling cases: {'; '.join(few)}"
     if contract.profile_name != "pagefault-dev" and "decode" in wanted:
         assert marks["decode"] >= 1000, f"{attention_name}: only {marks['decode']} decodes were judged"
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("model", SHAPES)
+def test_shapes_of_real_models(contract: Session, attention_name: str, model: str, block_size: int) -> None:
+    """A decode in the shape of each model is right."""
+    from properties.attention.judge_read import judge_read  # needs torch
+
+    target = on_device(contract.targets[attention_name], contract.device).make()
+    if not target.capabilities.real_shapes:
+        pytest.skip(f"{attention_name} does not declare real_shapes")
+    case = named_case(model, block_size)
+
+    judge_read(target, case, contract.device).raise_if_broken()

@@ -82,7 +82,7 @@ class OurGather(OurBackend):
 
     name = "ours-gather"
     backend_name = "torch-gather"
-    capabilities = AttentionCapabilities(layouts=("flash", "hnd"), window=True, copies_chained=False)
+    capabilities = AttentionCapabilities(layouts=("flash", "hnd"), real_shapes=True, window=True, copies_chained=False)
 
 
 class FlashAttn(OurBackend):

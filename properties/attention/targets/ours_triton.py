@@ -23,6 +23,7 @@ class OurTriton:
         max_context=40,
         max_rows=3,
         max_programs=6,
+        real_shapes=True,
         num_splits=True,
         window=True,
         lse_base="e",

@@ -17,6 +17,7 @@ class PlainTorch:
     name = "plain-torch"
     capabilities = AttentionCapabilities(
         layouts=("flash", "hnd"),
+        real_shapes=True,
         num_splits=True,
         window=True,
         lse_base="e",
