@@ -33,6 +33,7 @@ def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
     static = _in_fork(lambda emit: _static(target, spec, emit), command.limit_s, "making the adapter")
     if static.problems:
         return static
+    target.make()  # what it imports is there in every fork: seconds each for torch or transformers
     use = _in_fork(lambda emit: _use(target, spec, command.seconds, emit), command.limit_s, "a call")
     if not use.notes:  # it did not come to its end: what follows would only say the same
         return messages.Checked(problems=use.problems, notes=static.notes)
@@ -71,7 +72,7 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
         what = f"making the adapter raised {type(error).__name__}: {error}"
         _answer(emit, [(what, "its constructor takes no arguments and must not fail")])
         return
-    problems = static_problems(adapter)
+    problems = static_problems(adapter) if spec.level == "blocks" else []
     offers = ", ".join(sorted(spec.offered(adapter))) or "none"
     _answer(emit, problems, [f"optional methods: {offers}"])
 
@@ -211,11 +212,17 @@ class _Answers:
 
         def watched(operation: Any) -> str:
             outcome: str = apply(operation)
-            slots = [(seq.name, tuple(seq.slots)) for seq in state.live.values()]
-            free = None if state.free is None else sorted(state.free)
-            cached = None if state.cached is None else sorted(state.cached)
-            self._hash.update(repr((outcome, slots, free, cached)).encode())
+            self._hash.update(repr((outcome, *_seen(state))).encode())
             return outcome
 
         referee.apply = watched
         return referee
+
+
+def _seen(state: Any) -> list[object]:
+    """What the referee has seen of the target, as far as its level keeps it: slots, free and cached blocks, breaches."""
+    live = getattr(state, "live", None)
+    sequences = live.values() if isinstance(live, dict) else ()
+    slots = [(seq.name, tuple(seq.slots)) for seq in sequences if hasattr(seq, "slots")]
+    pools = [sorted(blocks) for name in ("free", "cached") if (blocks := getattr(state, name, None)) is not None]
+    return [slots, pools, [breach.property for breach in state.breaches]]

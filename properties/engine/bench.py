@@ -237,8 +237,7 @@ class EngineBench:
         if "cached_blocks" in offers:
             state.cached = frozenset(probe.ids("cached_blocks"))
         if "ref_count" in offers:
-            count = self.target.ref_count
-            state.refs = [count(block) for block in range(state.geometry.num_blocks)]
+            state.refs = probe.ref_counts(state.geometry.num_blocks)
             pool.judge_refs(state, state.refs)
         if "free_blocks" in offers:
             state.free = probe.ids("free_blocks")

@@ -36,6 +36,7 @@ class EngineProbe(Probe):
         self.capabilities = capabilities
         self.offers = offered(target)
         self.refusals = capabilities.refusals
+        self.raised = (Exception, *self.refusals)
 
     def step(self) -> Step:
         """Launch a step. Rows are checked for type and for ranges that make no sense at all."""

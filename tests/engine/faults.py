@@ -243,6 +243,9 @@ class TokensWithoutABlock(Variant):
     def step(self) -> Step:
         return _step_without_lanes(self)
 
+    def finish(self, step: Step, tokens: Sequence[int]) -> None:
+        self.scheduler.finish(step.handle, tokens)
+
     def batch(self, step: Step) -> StepBatch:
         return StepBatch()
 
