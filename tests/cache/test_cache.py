@@ -1,0 +1,242 @@
+"""`PagedKVCache` as a user meets it: a step, what is refused, and the order of copies."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_impl.block_manager import Copy
+from paged_impl.cache import PagedKVCache
+from paged_impl.errors import OutOfBlocks
+from paged_impl.step import Row, Step, independent
+
+LAYERS, HEADS, KV_HEADS, DIM = 2, 4, 2, 16
+
+
+def make(**options: object) -> PagedKVCache:
+    """A small cache of blocks of four tokens."""
+    settings: dict[str, object] = {"num_blocks": 8, "block_size": 4, **options}
+    return PagedKVCache(num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=DIM, **settings)  # type: ignore[arg-type]
+
+
+def qkv(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random queries, keys and values."""
+    return torch.randn(num_tokens, HEADS, DIM), torch.randn(num_tokens, KV_HEADS, DIM), torch.randn(num_tokens, KV_HEADS, DIM)
+
+
+def compute(cache: PagedKVCache, step: Step) -> None:
+    """Random KV in every layer, and commit."""
+    for layer in range(LAYERS):
+        cache.write(layer, *qkv(step.num_tokens + step.num_padding)[1:], step)
+    cache.commit(step)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention by torch, queries at the end of the context."""
+    group = HEADS // KV_HEADS
+    mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1), *(t.repeat_interleave(group, 1).transpose(0, 1) for t in (k, v)), attn_mask=mask
+    )
+    return out.transpose(0, 1)
+
+
+def test_a_prompt_in_two_chunks_and_a_decode_step() -> None:
+    cache = make()
+    q, k, v = qkv(11)
+    cache.admit("a", range(10))
+    steps = [[Row("a", 0, 6)], ["a"], ["a"]]
+    bounds = [(0, 6), (6, 10), (10, 11)]
+
+    for rows, (start, stop) in zip(steps, bounds, strict=True):
+        if start == 10:
+            cache.append("a", [7])
+        step = cache.plan(rows)
+        for layer in range(LAYERS):
+            cache.write(layer, k[start:stop] + layer, v[start:stop] - layer, step)
+            out = cache.attend(layer, q[start:stop], step)
+            torch.testing.assert_close(out, dense(q[start:stop], k[:stop] + layer, v[:stop] - layer))
+        assert step.positions.tolist() == list(range(start, stop))
+        cache.commit(step)
+
+
+def test_a_step_names_its_tokens_and_where_each_row_samples() -> None:
+    cache = make()
+    cache.admit("a", [3, 1, 4])
+    cache.admit("b", [1, 5])
+
+    step = cache.plan(["b", "a"], pad_to=8)
+
+    assert step.input_ids.tolist() == [1, 5, 3, 1, 4, 0, 0, 0]
+    assert step.last_tokens.tolist() == [1, 4]
+    assert step.slot_mapping.tolist() == [4, 5, 0, 1, 2, -1, -1, -1]
+    assert step.num_padding == 3
+
+
+def test_padding_gives_zeros_and_writes_nothing() -> None:
+    cache = make()
+    cache.pools.fill_(7.0)
+    cache.admit("a", [1, 2])
+    step = cache.plan(["a"], pad_to=4)
+    q, k, v = qkv(4)
+
+    cache.write(0, k, v, step)
+
+    assert bool((cache.attend(0, q, step)[2:] == 0).all())
+    assert bool((cache.pools[:, 0].flatten(1, 2)[:, 2:] == 7.0).all()), "slots 0 and 1 are the sequence's"
+    assert bool((cache.pools[:, 1] == 7.0).all())
+
+
+def test_copies_are_cut_where_order_matters() -> None:
+    def on_device(*pairs: tuple[int, int]) -> list[Copy]:
+        return [Copy(src, dst, "device", "device") for src, dst in pairs]
+
+    chain, two = on_device((0, 1), (1, 2), (5, 1)), on_device((0, 1), (0, 2), (3, 0))
+    mixed = [Copy(1, 1, "device", "host"), Copy(1, 1, "host", "device"), Copy(2, 3, "device", "device")]
+
+    assert [len(group) for group in independent(chain)] == [1, 2]
+    assert [len(group) for group in independent(two)] == [3]
+    assert [len(group) for group in independent(mixed)] == [1, 1, 1]
+    assert list(independent([])) == []
+
+
+def test_a_chain_of_copies_runs_in_order() -> None:
+    cache = make()
+    cache.pools[:] = torch.arange(8.0)[:, None, None, None]
+    cache.manager._copies = [Copy(0, 1, "device", "device"), Copy(1, 2, "device", "device"), Copy(3, 0, "device", "device")]
+
+    cache._changed()
+
+    assert cache.pools[1, 1, :4, 0, 0, 0].tolist() == [3.0, 0.0, 0.0, 3.0]
+
+
+def test_an_append_after_a_fork_copies_every_layer() -> None:
+    cache = make()
+    cache.admit("a", range(6))
+    compute(cache, cache.plan(["a"]))
+    told: list[Copy] = []
+    cache.on_copies = told.extend
+
+    cache.fork("a", "b")
+    cache.append("b", [9])
+
+    (copy,) = told
+    assert torch.equal(cache.pools[:, :, copy.src_block], cache.pools[:, :, copy.dst_block])
+    assert cache.manager.table("a")[1] == copy.src_block
+    assert cache.manager.table("b")[1] == copy.dst_block
+
+
+def test_a_preempted_sequence_returns_its_tokens() -> None:
+    cache = make()
+    cache.admit("a", [1, 2, 3])
+
+    assert cache.preempt("a") == [1, 2, 3]
+    assert cache.manager.num_free == 8
+
+
+def test_a_refused_append_changes_nothing() -> None:
+    cache = make(num_blocks=2)
+    cache.admit("a", range(8))
+    step = cache.plan(["a"])
+
+    with pytest.raises(OutOfBlocks):
+        cache.append("a", [1])
+    compute(cache, step)  # the step still holds
+
+
+# ---- what is refused, with argument, value and limit
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_blocks": 0}, "num_blocks=0"),
+        ({"block_size": 0}, "block_size=0"),
+        ({"num_host_blocks": -1}, "num_host_blocks=-1"),
+        ({"window": 0}, "window=0"),
+        ({"dtype": torch.int8}, "dtype=torch.int8"),
+        ({"backend": "tritn"}, r"backend='tritn': known are 'auto', 'triton'"),
+        ({"backend": "torch-varlen", "dtype": torch.float16}, "device=cpu: backend='torch-varlen' runs on CUDA only"),
+    ],
+)
+def test_a_cache_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def planned() -> tuple[PagedKVCache, Step]:
+    cache = make()
+    cache.admit("a", range(5))
+    return cache, cache.plan(["a"])
+
+
+REFUSALS: dict[str, tuple[Callable[[PagedKVCache, Step], object], str]] = {
+    "a layer too many": (lambda c, s: c.write(2, *qkv(5)[1:], s), r"layer=2 is outside 0\.\.1"),
+    "a token too few": (lambda c, s: c.write(0, *qkv(4)[1:], s), r"key\.shape=\(4, 2, 16\): expected \(5, 2, 16\)"),
+    "values of another shape": (lambda c, s: c.write(0, qkv(5)[1], qkv(4)[2], s), r"value\.shape=\(4, 2, 16\)"),
+    "another dtype": (lambda c, s: c.write(0, *(t.half() for t in qkv(5)[1:]), s), r"key\.dtype=torch\.float16"),
+    "another device": (lambda c, s: c.write(0, *(t.to("meta") for t in qkv(5)[1:]), s), r"key\.device=meta"),
+    "a strided last dimension": (
+        lambda c, s: c.write(0, torch.randn(5, 2, 32)[:, :, ::2], qkv(5)[2], s),
+        r"key\.stride\(-1\)=2",
+    ),
+    "heads that do not divide": (lambda c, s: c.attend(0, torch.randn(5, 3, 16), s), r"a multiple of the 2 KV heads"),
+    "queries of two dimensions": (lambda c, s: c.attend(0, torch.randn(5, 16), s), r"query\.shape=\(5, 16\)"),
+    "a query too many": (lambda c, s: c.attend(0, torch.randn(6, 4, 16), s), r"query\.shape=\(6, 4, 16\)"),
+    "a negative scale": (lambda c, s: c.attend(0, qkv(5)[0], s, scale=-1.0), r"scale=-1\.0"),
+    "a commit before every layer": (
+        lambda c, s: (c.write(0, *qkv(5)[1:], s), c.commit(s)),
+        r"layers \[1\] of this step are not written",
+    ),
+    "a row that skips": (lambda c, s: c.plan([Row("a", 1, 3)]), r"0 tokens are computed, so the next row starts there"),
+    "a row behind the end": (lambda c, s: c.plan([Row("a", 0, 6)]), r"ends behind its 5 tokens"),
+    "an empty row": (lambda c, s: c.plan([Row("a", 0, 0)]), r"row \[0, 0\) of 'a' is empty"),
+    "one sequence twice": (lambda c, s: c.plan([Row("a", 0, 2), Row("a", 0, 2)]), r"sequence 'a' has two rows"),
+    "a query of what is not computed": (lambda c, s: c.plan_query(["a"]), r"does not lie in its 0 computed tokens"),
+    "a write of what was computed": (
+        lambda c, s: (compute(c, s), c.write(0, *qkv(1)[1:], c.plan_query(["a"]))),
+        r"reads computed positions: use plan\(\) to write",
+    ),
+    "an unknown sequence": (lambda c, s: c.plan(["z"]), r"'z'"),
+    "a step of before": (lambda c, s: (c.admit("b", [1]), c.write(0, *qkv(5)[1:], s)), r"planned 1 changes ago"),
+    "a step that was committed": (lambda c, s: (compute(c, s), c.attend(0, qkv(5)[0], s)), r"Plan again"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_a_call_that_is_refused(what: str) -> None:
+    cache, step = planned()
+    call, message = REFUSALS[what]
+
+    with pytest.raises((ValueError, KeyError), match=message):
+        call(cache, step)
+
+
+def test_a_swapped_sequence_has_no_step() -> None:
+    cache = make(num_host_blocks=4)
+    cache.admit("a", range(5))
+    compute(cache, cache.plan(["a"]))
+    cache.swap_out("a")
+
+    with pytest.raises(ValueError, match="swapped out"):
+        cache.plan_query(["a"])
+
+
+def test_a_position_that_the_window_released_is_not_read() -> None:
+    cache = make(window=2)
+    cache.admit("a", range(10))
+    compute(cache, cache.plan(["a"]))
+
+    with pytest.raises(ValueError, match="the window has released"):
+        cache.plan_query([Row("a", 0, 10)])
+    assert cache.attend(0, qkv(1)[0], cache.plan_query(["a"])).shape == (1, HEADS, DIM)
+
+
+def test_stale_steps_are_told_by_value_not_by_identity() -> None:
+    cache, step = planned()
+    cache.admit("b", [1])
+
+    with pytest.raises(ValueError, match="Plan again"):
+        cache.attend(0, qkv(5)[0], replace(step))
