@@ -30,6 +30,7 @@ class Fault:
 
 def all_faults() -> dict[str, Fault]:
     """Every planted fault by its id."""
-    from fuzz.faults.blocks import FAULTS
+    from fuzz.faults import blocks, engine_batch, engine_manager, engine_scheduler
 
-    return {fault.id: fault for fault in FAULTS}
+    modules = (blocks, engine_batch, engine_scheduler, engine_manager)
+    return {fault.id: fault for module in modules for fault in module.FAULTS}

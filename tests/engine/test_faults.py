@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest_engine import FAULTS, SwapsBothWays
 
+from fuzz.faults import Fault, all_faults
+from fuzz.faults.engine_manager import SwapsBothWays
 from properties.drive import drive
 from properties.engine.coverage import applicable, marks
 from properties.engine.protocol import offered
@@ -16,19 +17,22 @@ MOST_SEEDS = 600
 """Traces within which a fault must show; most show in fewer than ten."""
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_fault_is_found(name: str) -> None:
-    target, clause = FAULTS[name]
+FAULTS = [fault for fault in all_faults().values() if fault.level == "engine"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.catches}-{fault.id}")
+def test_fault_is_found(fault: Fault) -> None:
+    clause = fault.catches
     seen: set[str] = set()
     for seed in range(MOST_SEEDS):
-        _, verdict = drive(SPEC, target, seed, tolerate=EVERYTHING)
+        _, verdict = drive(SPEC, fault.make, seed, tolerate=EVERYTHING)
         assert verdict.adapter is None, verdict.adapter
         if verdict.broke(clause):
             assert verdict.message(clause)
             return
         seen |= {breach.property for breach in verdict.breaches}
 
-    pytest.fail(f"{name}: {clause} not broken in {MOST_SEEDS} traces; broken were {sorted(seen) or 'none'}")
+    pytest.fail(f"{fault.id}: {clause} not broken in {MOST_SEEDS} traces; broken were {sorted(seen) or 'none'}")
 
 
 def test_swaps_in_both_directions_are_fine_in_their_own_order() -> None:
@@ -41,7 +45,7 @@ def test_every_clause_of_the_level_has_a_fault() -> None:
     sample = OurEngine()
     clauses = applicable(sample.capabilities, offered(sample))
 
-    assert clauses <= {clause for _, clause in FAULTS.values()}
+    assert clauses <= {fault.catches for fault in FAULTS}
 
 
 def test_our_engine_breaks_nothing_and_reaches_everything() -> None:

@@ -7,12 +7,13 @@ import json
 import shutil
 import subprocess
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
-from conftest_engine import FAULTS
 
+from fuzz.faults import all_faults
 from properties.drive import drive
 from properties.engine.history import HistoryEvent, Recorder, json_schema
 from properties.engine.replay import judge_history
@@ -22,7 +23,7 @@ from properties.targets.engine_ours import OurEngine
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def recorded(target: type[OurEngine], seed: int) -> list[bytes]:
+def recorded(target: Callable[[], OurEngine], seed: int) -> list[bytes]:
     """The history of one random trace."""
     file = io.BytesIO()
     drive(SPEC, lambda: Recorder(target(), file), seed)
@@ -40,30 +41,30 @@ def test_our_engine_is_clean_on_record_too() -> None:
 
 
 SEEN_ON_RECORD = (
-    "DecodeSlotOneTooFar",
-    "ChunkReadsToTheEnd",
-    "StaleTableRow",
-    "PaddingWritesTheLastSlot",
-    "TokensScheduledBeforeTheHitIsKnown",
-    "PreemptedRequestsArePrefilledFromTheirPrompt",
-    "AFullHitComputesNothing",
-    "SwapInsRunBeforeSwapOuts",
-    "TheHashLeavesOutTheParent",
-    "BlocksArePublishedBeforeTheyAreComputed",
+    "decode-slot-one-too-far",
+    "chunk-reads-to-the-end",
+    "stale-table-row",
+    "padding-writes-the-last-slot",
+    "tokens-scheduled-before-the-hit-is-known",
+    "preempted-requests-are-prefilled-from-their-prompt",
+    "a-full-hit-computes-nothing",
+    "swap-ins-run-before-swap-outs",
+    "the-hash-leaves-out-the-parent",
+    "blocks-are-published-before-they-are-computed",
 )
 
 
-@pytest.mark.parametrize("name", SEEN_ON_RECORD)
-def test_a_fault_is_found_on_record(name: str) -> None:
-    target, clause = FAULTS[name]
+@pytest.mark.parametrize("id", SEEN_ON_RECORD)
+def test_a_fault_is_found_on_record(id: str) -> None:
+    fault = all_faults()[id]
     for seed in range(600):
-        verdict = judge_history(recorded(target, seed))
+        verdict = judge_history(recorded(fault.make, seed))
         found = {breach.property: breach.message for breach, _ in verdict.breaches}
-        if clause in found:
-            assert found[clause]
+        if fault.catches in found:
+            assert found[fault.catches]
             return
 
-    pytest.fail(f"{name}: {clause} was not found on record")
+    pytest.fail(f"{id}: {fault.catches} was not found on record")
 
 
 def test_every_line_fits_the_schema() -> None:
