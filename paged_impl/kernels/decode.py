@@ -274,6 +274,7 @@ def _launch(
     parts = torch.empty((num_parts, rule.block_m, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_parts, rule.block_m), dtype=torch.float32, device=q.device)
     bits = runtime.reads_bf16_bits(q.dtype)
+    q = q.float() if bits else q  # before its strides are taken: a converted copy is dense
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     pdl = rule.pdl and runtime.compute_capability(q.device) >= 90
     shape = {
@@ -284,7 +285,7 @@ def _launch(
     }  # fmt: skip
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
     decode_kernel[(pairs * lanes,)](
-        kernel_out, lse, parts, part_lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
+        kernel_out, lse, parts, part_lse, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
         block_table, context_lens, scale * LOG2_E, num_seqs, capacity, num_splits or 0, wave_pieces, num_pieces,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         BLOCK_SIZE=k_cache.shape[1], SPLIT=split, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),

@@ -23,7 +23,7 @@ from paged_impl.kernels.pages import load_tile, token_offsets
 
 @triton.jit
 def fold_tiles(
-    acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head, table_ptr, length, position, first_tile, last_tile, scale_log2,
+    acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head, table_ptr, length, position, first_position, first_tile, last_tile, scale_log2,
     stride_kb, stride_kt, stride_vb, stride_vt,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr,
     ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, TMA: tl.constexpr,
@@ -31,8 +31,9 @@ def fold_tiles(
 ):  # fmt: skip
     """Fold tiles [first_tile, last_tile) into (acc, m, l).
 
-    MASKED: rows see different parts of a tile, or it ends past the context. TMA: a tile lies in one page and is fetched by the copy
-    engine (descriptors [1, BLOCK_N, 1, BLOCK_D] of the caches), which spares the address arithmetic but cannot mask rows.
+    first_position: the position of the first row. MASKED: rows see different parts of a tile, or it ends past the context.
+    TMA: a tile lies in one page and is fetched by the copy engine (descriptors [1, BLOCK_N, 1, BLOCK_D] of the caches), which
+    spares the address arithmetic but cannot mask rows.
     """
     for tile in range(first_tile, last_tile):
         start = tile * BLOCK_N
@@ -43,6 +44,8 @@ def fold_tiles(
             v = tl.reshape(v_desc.load([page, start % BLOCK_SIZE, kv_head, 0]), (BLOCK_N, BLOCK_D))
         else:
             owned = key_position < length
+            if WINDOW > 0:  # what lies before every row's window may have been freed: as foreign as the tail
+                owned &= key_position > first_position - WINDOW
             k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED)
             if SAME_STRIDES:
                 v_offsets = k_offsets
@@ -124,12 +127,12 @@ def prefill_kernel(
     table_ptr += seq.to(tl.int64) * stride_table
     if WINDOW == 0:
         acc, m, l = fold_tiles(
-            acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first, full, scale_log2,
+            acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position, first, full, scale_log2,
             stride_kb, stride_kt, stride_vb, stride_vt,
             HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, False,
         )  # fmt: skip
     acc, m, l = fold_tiles(
-        acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, full, last, scale_log2,
+        acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position, full, last, scale_log2,
         stride_kb, stride_kt, stride_vb, stride_vt,
         HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
@@ -208,6 +211,7 @@ def _launch(
     group = num_heads // k_cache.shape[2]
     pack = group if rule.pack and group <= rule.block_m else 1
     bits = runtime.reads_bf16_bits(q.dtype)
+    q = q.float() if bits else q  # before its strides are taken: a converted copy is dense
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
     tma = rule.tma and not window and _fits_descriptor(k_cache, rule.block_n) and _fits_descriptor(v_cache, rule.block_n)
@@ -215,7 +219,7 @@ def _launch(
     descriptors = [TensorDescriptor.from_tensor(cache, box) if tma else None for cache in (k_cache, v_cache)]
     grid = (num_heads // pack, context_lens.shape[0], triton.cdiv(max_query_len, rule.block_m // pack))
     prefill_kernel[grid](
-        kernel_out, lse, q.float() if bits else q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
+        kernel_out, lse, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
         *descriptors, block_table, cu_seqlens_q, context_lens,
         scale * LOG2_E, block_table.shape[1] * k_cache.shape[1], num_heads,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
