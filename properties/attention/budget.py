@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from properties.attention.generate import CASES_PER_TRACE
 from properties.targets import Target, Unavailable
 
-_NUM_SEEDS = {"pagefault-dev": 60, "pagefault-ci": 460, "pagefault-night": 10_000}
-"""Seeded traces. In CI about 1,100 decodes, 350 prefills and 350 stores: two to three minutes interpreted on one core."""
+_NUM_SEEDS = {"pagefault-dev": 60, "pagefault-ci": 360, "pagefault-night": 10_000}
+"""Seeded traces. In CI about 1,080 decodes, 210 prefills and 210 stores of our Triton kernels: three minutes interpreted, on one core."""
 
 _EXAMPLES = {"pagefault-dev": 10, "pagefault-ci": 20, "pagefault-night": 500}
 """Traces of the Hypothesis machine."""

@@ -88,7 +88,7 @@ class AttentionMaker:
 
     def next(self, state: object) -> AttentionCase:
         """A case of any operation, decodes more often."""
-        kinds = [*self.kinds, *["decode"] * (len(self.kinds) - 1)] if "decode" in self.makers else self.kinds
+        kinds = [*self.kinds, *["decode"] * 2 * (len(self.kinds) - 1)] if "decode" in self.makers else self.kinds
         return self.makers[self.pick(kinds)]()
 
     def make(self, kind: Any, state: object) -> AttentionCase | None:

@@ -59,12 +59,14 @@ class PagesCSR(NamedTuple):
 class Batch:
     """One attention call, in no library's terms. Convert with the methods below.
 
-    q: [T, H, D], the queries of all sequences one after the other; the last dimension is dense.
-    query_lens, context_lens: per sequence; the queries are the last tokens of the context (decode: one each).
-    block_tables: per sequence the physical block ids of its tokens, and maybe entries behind them that mean
-    nothing. window: the last `window` tokens are visible to a query, itself included; None = all.
-    num_splits: partitions of the context; None = the target's choice. want_lse: the LSE is asked for.
-    padding: ids that fill the padded table behind each row, one per column.
+    Attributes:
+        q: [T, H, D], the queries of all sequences one after the other; the last dimension is dense.
+        query_lens, context_lens: per sequence; the queries are the last tokens of the context (decode: one each).
+        block_tables: per sequence the physical block ids of its tokens, and maybe entries behind them that mean nothing.
+        window: the last `window` tokens are visible to a query, itself included; None = all.
+        num_splits: partitions of the context; None = the target's choice.
+        want_lse: the LSE is asked for.
+        padding: ids that fill the padded table behind each row, one per column.
     """
 
     q: Tensor
@@ -114,15 +116,13 @@ class Batch:
 
 @runtime_checkable
 class AttentionTarget(Protocol):
-    """An attention implementation. Only `name` and `capabilities` are compulsory: offer any of the operations
+    """An attention implementation. `level`, `name` and `capabilities` are compulsory; offer any of the operations
 
-    - ``store(pool, keys, values, slot_mapping)``: keys, values [T, G, D]; slot_mapping int64 [T], -1 = not
-    written;
+    - ``store(pool, keys, values, slot_mapping)``: keys, values [T, G, D]; slot_mapping int64 [T], -1 = not written;
     - ``decode(pool, batch) -> Output``: one query per sequence;
     - ``prefill(pool, batch) -> Output``: causal, queries at the end of the context;
     - ``copy_blocks(pools, pairs)``: block copies (source, destination), K and V of every layer, in order;
-    - ``open()``: a fresh start, called before each case (for targets that keep plans or caches between
-    calls).
+    - ``open()``: a fresh start, called before each case (for targets that keep plans or caches between calls).
 
     The pool already holds the tokens that a read refers to. Reads modify nothing but their own result.
     """

@@ -22,7 +22,7 @@ class OurTriton:
         head_sizes=(16, 24, 32, 64, 80),
         max_context=40,
         max_rows=3,
-        max_programs=6,
+        max_programs=4,
         real_shapes=True,
         num_splits=True,
         window=True,
