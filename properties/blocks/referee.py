@@ -365,8 +365,8 @@ class BlocksReferee(Bench):
                 self._free(Free(name), None)
 
 
-_UNSEEN = 1 << 30
-"""First of the tokens that fill the pool at the end; no strategy draws them."""
+_UNSEEN = 10_000
+"""First of the tokens that fill the pool at the end: no strategy draws them, and they fit an int32 and most vocabularies."""
 
 _Handler = Callable[[BlocksReferee, Any, str | None], Outcome]
 _HANDLERS: dict[type[Operation], _Handler] = {

@@ -1,8 +1,8 @@
 """torch FlexAttention's `PagedAttention` (torch.nn.attention.experimental): the page table and its inverse, on a CPU.
 
 No sharing and no prefix cache. Attention finds its pages not by the page table but by `physical_to_logical`, the inverse
-map that `get_mask_mod` reads: every physical page that maps to a logical page of the batch row is read. A sequence takes
-the lowest batch row that is free.
+map that `get_mask_mod` reads: every physical page that maps to a logical page of the batch row is read. (Compiled, it
+visits only the pages of the block mask.) A sequence takes the lowest batch row that is free.
 """
 
 from __future__ import annotations

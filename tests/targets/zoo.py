@@ -4,6 +4,10 @@ One plain manager, `Sound`, and a class for each way in which real ones differ. 
 of them is a false one.
 """
 
+from array import array
+
+import msgspec
+
 from properties.protocol import Capabilities, Copy
 from properties.targets.support import TableTarget
 
@@ -125,8 +129,6 @@ class Sound(TableTarget):
 
 def declares(**changes):
     """Capabilities of `Sound` with changes."""
-    import msgspec
-
     return msgspec.structs.replace(Sound.capabilities, **changes)
 
 
@@ -149,6 +151,15 @@ class HasANullBlock(Sound):
 
     reserved = (0,)
     capabilities = declares(reserved_blocks=(0,), num_blocks=(2, 64))
+
+
+class TakesShortOnes(Sound):
+    """Few sequences of few tokens, whose ids are kept as 32-bit numbers."""
+
+    capabilities = declares(max_sequences=2, max_tokens=5, block_sizes=(1, 2, 4))
+
+    def admit(self, name, tokens):
+        return super().admit(name, array("i", tokens).tolist())
 
 
 class TakesTheNewest(Sound):
@@ -415,6 +426,7 @@ ALL = [
     LooksAhead,
     KeepsSomeFree,
     HasANullBlock,
+    TakesShortOnes,
     TakesTheNewest,
     SeparatesCachedFromFree,
     LaterCopyWins,
