@@ -23,7 +23,7 @@ from properties.levels import clauses_of
 from properties.machine import PROFILES, register_profiles
 from properties.targets import Target, Unavailable, load
 
-DEFAULT_TARGETS = ("ours",)
+DEFAULT_TARGETS = ("ours", "cache-ours")
 DRIVEN_LEVELS = ("blocks", "engine", "cache", "attention")
 """Levels that traces drive."""
 

@@ -37,6 +37,7 @@ _SENTENCES = {
     "lookup": "look up {tokens}{salt}",
     "allocate": "allocate {name} with {tokens}{salt}, nothing computed yet",
     "computed": "{name} is computed up to position {upto}",
+    "batch": "one step over {rows}",
     "drain": "free everything, then fill the whole pool once",
     "submit": "submit {name} with {tokens}{salt}; it samples {reply}",
     "resubmit": "submit {name} again, while it is live",
@@ -55,6 +56,10 @@ def operation_in_words(operation: Any) -> str:
         return msgspec.json.encode(operation).decode()
     for runs in fields.keys() & {"tokens", "reply"}:
         fields[runs] = tokens_in_words(fields[runs])
+    if "runs" in fields:
+        rows = zip(fields["names"], fields["runs"], strict=False)
+        fields["rows"] = ", ".join(f"{name} ({tokens_in_words(run)})" for name, run in rows)
+        fields["rows"] += f" and {fields['padding']} padding tokens" if fields.get("padding") else ""
     fields["hold"] = ", left in flight" if fields.get("hold") else ""
     fields["index"] = f" that is {fields['index']} behind the oldest" if fields.get("index") else ""
     fields["salt"] = f" under salt {fields['salt']!r}" if fields.get("salt") is not None else ""

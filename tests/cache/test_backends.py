@@ -85,7 +85,10 @@ def test_copies_read_before_they_write(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block_size": 16}, r"block_size=16: backend='flash-attn' reads pages of 256 tokens only\. Set block_size=256"),
+        (
+            {"block_size": 16},
+            r"block_size=16: backend='flash-attn' reads pages of 256 tokens only\. Set block_size=256",
+        ),
         ({"device": CPU}, "device=cpu: backend='flash-attn' runs on CUDA only"),
         ({"dtype": torch.float32}, r"dtype=torch\.float32: backend='flash-attn' takes float16 and bfloat16"),
         ({"head_dim": 20}, "head_dim=20: backend='flash-attn' takes multiples of 8 up to 256"),

@@ -23,7 +23,11 @@ def make(**options: object) -> PagedKVCache:
 
 def qkv(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random queries, keys and values."""
-    return torch.randn(num_tokens, HEADS, DIM), torch.randn(num_tokens, KV_HEADS, DIM), torch.randn(num_tokens, KV_HEADS, DIM)
+    return (
+        torch.randn(num_tokens, HEADS, DIM),
+        torch.randn(num_tokens, KV_HEADS, DIM),
+        torch.randn(num_tokens, KV_HEADS, DIM),
+    )
 
 
 def compute(cache: PagedKVCache, step: Step) -> None:
@@ -105,7 +109,11 @@ def test_copies_are_cut_where_order_matters() -> None:
 def test_a_chain_of_copies_runs_in_order() -> None:
     cache = make()
     cache.pools[:] = torch.arange(8.0)[:, None, None, None]
-    cache.manager._copies = [Copy(0, 1, "device", "device"), Copy(1, 2, "device", "device"), Copy(3, 0, "device", "device")]
+    cache.manager._copies = [
+        Copy(0, 1, "device", "device"),
+        Copy(1, 2, "device", "device"),
+        Copy(3, 0, "device", "device"),
+    ]
 
     cache._changed()
 
