@@ -121,11 +121,12 @@ def _smaller_blocks(geometry: EngineGeometry, ops: tuple[Operation, ...]) -> Ite
 
 
 def _scaled(op: Operation, size: int, old: int) -> Operation:
+    """Prompt and reply with the first `size` tokens of each of their blocks: blocks that were equal stay equal."""
     if not isinstance(op, Submit):
         return op
-    return _replace(op, tokens=_cut(op.tokens, size, old), reply=_cut(op.reply, size, old))
-
-
-def _cut(tokens: tuple[int, ...], size: int, old: int) -> tuple[int, ...]:
-    full, rest = divmod(len(tokens), old)
-    return tokens[: max(1, full * size + min(rest, size - 1))]
+    run = op.tokens + op.reply
+    kept = [position for position in range(len(run)) if position % old < size]
+    prompt = sum(position < len(op.tokens) for position in kept)
+    if prompt == len(kept):  # something must be left to sample
+        kept.append(len(run) - 1)
+    return _replace(op, tokens=tuple(run[p] for p in kept[:prompt]), reply=tuple(run[p] for p in kept[prompt:]))
