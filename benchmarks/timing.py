@@ -38,6 +38,18 @@ def microseconds(calls: Sequence[Callable[[], object]], min_calls: int = 8, repl
     return median(start.elapsed_time(stop) for start, stop in events) * 1e3 / len(sequence)
 
 
+def microseconds_apart(calls: Sequence[Callable[[], object]], written: Sequence[torch.Tensor]) -> float:
+    """Time of one call between two other kernels, as in a model: what it adds to a graph of small kernels.
+
+    Kernels that overlap their own neighbours (programmatic dependent launch) gain nothing from it here.
+    """
+    scratch = [torch.empty_like(tensor) for tensor in written]
+    # Not copy_: of a dense tensor it becomes a memcpy node.
+    fillers = [lambda t=t, s=s: torch.mul(s, 1.0, out=t) for t, s in zip(scratch, written, strict=True)]
+    both = [lambda call=call, filler=filler: (filler(), call()) for call, filler in zip(calls, fillers, strict=True)]
+    return microseconds(both) - microseconds(fillers)
+
+
 def read_ceiling_tb_s(num_bytes: int = 4 << 30) -> float:
     """Bytes read per second by a float32 sum over num_bytes, in TB/s: what a kernel that only reads can reach."""
     data = torch.ones(num_bytes // 4, dtype=torch.float32, device="cuda")

@@ -32,16 +32,14 @@ def decode_cases() -> list[cases.Case]:
 
 def decode_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
     """The shipped rule, and one thing changed at a time."""
-    shipped = rules.decode_rule(case.num_heads // case.num_kv_heads, case.head_dim, torch.bfloat16, 90)
-    half = dataclasses.replace(shipped, block_n=shipped.block_n // 2, num_warps=2, wave=4, total=8)
+    shipped = rules.decode_rule(case.batch, case.num_heads, case.num_kv_heads, case.head_dim, torch.bfloat16, 90, 132)
+    half = dataclasses.replace(shipped, block_n=shipped.block_n // 2, num_warps=2, wave=4, total=12)
     for name, rule in (
         ("shipped", shipped),
-        ("wave 3", dataclasses.replace(shipped, wave=3)),
-        ("total 12", dataclasses.replace(shipped, total=12)),
-        ("total 4", dataclasses.replace(shipped, total=4)),
-        ("3 in flight", dataclasses.replace(shipped, num_stages=7)),
+        ("total 8", dataclasses.replace(shipped, total=8)),
+        ("2 in flight", dataclasses.replace(shipped, num_stages=5)),
         ("half tile", half),
-        ("cut short rows", dataclasses.replace(shipped, short_tokens=0)),
+        ("plan short rows too", dataclasses.replace(shipped, short_tokens=0)),
     ):
         yield name, {"rule": rule}
 

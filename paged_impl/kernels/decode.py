@@ -30,8 +30,6 @@ from paged_impl.kernels import checks, rules, runtime
 from paged_impl.kernels.pages import load_tile, token_offsets
 
 LOG2_E = math.log2(math.e)
-# plan() holds all lengths in one vector; batches beyond this are not cut (they fill any device).
-MAX_PLANNED_SEQS = 4096
 # Arguments that change from step to step; without this Triton would compile anew when one happens to be 1 or divisible by 16.
 VARYING = ["num_seqs", "capacity", "num_splits", "wave_pieces", "num_pieces"]
 
@@ -50,16 +48,18 @@ def plan(
 ):  # fmt: skip
     """How many pieces each sequence is cut into, [BLOCK_S]: at least 1, and 0 past the last sequence.
 
-    Rows of nearly one length get as many pieces as fit on the device at once (wave_pieces in all): a second wave that
-    is not full would cost more. Otherwise pieces are as long as num_pieces equal ones would be: programs that end
-    at different times are replaced by others. A piece has at least MIN_TILES tiles, unless there are few in all.
+    Rows of nearly one length get as many pieces as together fill the device once (wave_pieces): a second wave that
+    is not full would cost more. Otherwise pieces are as long as num_pieces equal ones would be: programs that end at
+    different times are replaced by others. A piece has at least MIN_TILES tiles, unless there are few in all.
     """
     seq = tl.arange(0, BLOCK_S)
     lengths = tl.minimum(tl.load(lens_ptr + seq, mask=seq < num_seqs, other=0), capacity)
     _, tiles = tile_range(lengths, WINDOW, BLOCK_N)
     total, longest = tl.sum(tiles, 0), tl.max(tiles, 0)
-    even = (longest.to(tl.int64) * num_seqs * 10 <= total.to(tl.int64) * 11) & (num_seqs <= wave_pieces)
-    in_wave = tl.minimum(wave_pieces // num_seqs, tl.maximum(tl.minimum(16, longest), longest // MIN_TILES))
+    in_wave = wave_pieces // num_seqs
+    even = longest.to(tl.int64) * num_seqs * 10 <= total.to(tl.int64) * 11
+    even &= in_wave * num_seqs * 10 >= wave_pieces * 8
+    in_wave = tl.minimum(in_wave, tl.maximum(tl.minimum(16, longest), longest // MIN_TILES))
     share = tl.maximum((total + num_pieces - 1) // num_pieces, MIN_TILES)
     pieces = tl.where(even, in_wave, (tiles + share - 1) // share)
     return tl.where(seq < num_seqs, tl.maximum(pieces, 1), 0)
@@ -245,9 +245,10 @@ def decode(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty((num_seqs, num_heads) if return_lse else (0,), dtype=torch.float32, device=q.device)
     if num_seqs > 0:
-        group = num_heads // k_cache.shape[2]
         capability = runtime.compute_capability(q.device)
-        rule = rule or rules.decode_rule(group, head_dim, q.dtype, capability)
+        rule = rule or rules.decode_rule(
+            num_seqs, num_heads, k_cache.shape[2], head_dim, q.dtype, capability, runtime.num_multiprocessors(q.device)
+        )
         _launch(q, k_cache, v_cache, block_table, context_lens, scale, num_splits, window, out, lse, rule)
     return (out, lse) if return_lse else out
 
@@ -262,13 +263,11 @@ def _launch(
     pairs = num_kv_heads * triton.cdiv(group, rule.block_m)
     capacity = block_table.shape[1] * k_cache.shape[1]
     num_sms = runtime.num_multiprocessors(q.device)
-    if num_splits is None and num_seqs > MAX_PLANNED_SEQS:
-        num_splits = 1
-    if num_splits is None and rules.keep_whole(rule, num_seqs, pairs, capacity, num_sms):
-        num_splits = 1
-    planned = num_splits is None
     wave_pieces, num_pieces = rules.pieces(rule, pairs, num_sms)
-    lanes = num_seqs * num_splits if num_splits else wave_pieces if num_seqs == 1 else num_seqs + num_pieces
+    if num_splits is None:
+        num_splits = rules.fixed_splits(rule, num_seqs, pairs, capacity, num_sms)
+    planned = num_splits is None
+    lanes = num_seqs * num_splits if num_splits else num_seqs + num_pieces
     split = num_splits != 1
     num_parts = pairs * lanes if split else 0
     parts = torch.empty((num_parts, rule.block_m, head_dim), dtype=torch.float32, device=q.device)
@@ -280,7 +279,7 @@ def _launch(
     shape = {
         "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WINDOW": window or 0, "PLANNED": planned,
         "WITH_LSE": lse.numel() > 0, "PDL": pdl, "launch_pdl": pdl, "MIN_TILES": rule.min_tiles,
-        "BLOCK_S": max(128, int(triton.next_power_of_2(num_seqs))) if planned else 1,
+        "BLOCK_S": rules.padded_seqs(num_seqs) if planned else 1,
         "BLOCK_M": rule.block_m, "BLOCK_N": rule.block_n, "BLOCK_D": rules.padded_head_dim(head_dim),
     }  # fmt: skip
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 import triton
 
+# plan() in decode.py holds all lengths in one vector; longer batches are not cut (they fill any device).
+MAX_PLANNED_SEQS = 4096
+
 @dataclass(frozen=True, slots=True)
 class StoreRule:
     """block_rows: (token, head) rows per program."""
@@ -55,36 +58,57 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def store_rule(head_dim: int, dtype: torch.dtype, interpreted: bool) -> StoreRule:
-    """8 KB of keys a program, which gives every thread four 16-byte copies; one large tile for the interpreter."""
+    """4 KB of keys a program, which gives every thread two 16-byte copies; one large tile for the interpreter."""
     if interpreted:
         return StoreRule(block_rows=64, num_warps=4)
-    block_rows = 8192 // (padded_head_dim(head_dim) * dtype.itemsize)
+    block_rows = 4096 // (padded_head_dim(head_dim) * dtype.itemsize)
     return StoreRule(block_rows=max(1, block_rows), num_warps=4)
 
 
-def decode_rule(group: int, head_dim: int, dtype: torch.dtype, capability: int) -> DecodeRule:
-    """Decode is bound by memory: small tiles, several programs per multiprocessor, enough copies in flight.
+def decode_rule(
+    num_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, capability: int, num_sms: int
+) -> DecodeRule:
+    """Decode is bound by memory: enough copies in flight on every multiprocessor, and equal work for each.
 
-    A 16-bit tile is 16 KB of keys; with its values and two tiles in flight, three programs fit on an H200's multiprocessor.
+    A 16-bit tile is 16 KB of keys. Three of them in flight with their values take just under half of an H200's shared
+    memory: exactly two programs run on a multiprocessor, and a wave of twice as many programs as multiprocessors is
+    spread evenly (where a third would fit, it is not). More rows than that run as four programs of half the size.
     """
     width = padded_head_dim(head_dim)
+    group = num_heads // num_kv_heads
     block_m = min(max(16, int(triton.next_power_of_2(group))), 64)
     if dtype == torch.float32:  # exact products run on the FMA units and hold whole tiles in registers
         rule = DecodeRule(block_m, 32 if width <= 128 else 16, num_warps=4 if block_m <= 16 else 8, num_stages=3)
+    elif not has_large_shared_memory(capability):
+        rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=3)
+    elif block_m == 64:
+        rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=9 if width <= 64 else 5)
+    elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
+        rule = DecodeRule(block_m, min(64, 4096 // width), num_warps=2, num_stages=7, wave=4, total=12)
     else:
-        block_n = min(128, 8192 // width) if block_m < 64 else 64
-        rule = DecodeRule(block_m, block_n, num_warps=4, num_stages=5 if has_large_shared_memory(capability) else 3)
+        rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=7)
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
         rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
     return rule
 
 
-def keep_whole(rule: DecodeRule, num_seqs: int, pairs: int, capacity: int, num_sms: int) -> bool:
-    """Whether no sequence is worth cutting: none can be long, and there is one for (nearly) every multiprocessor.
+def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, capacity: int, num_sms: int) -> int | None:
+    """Pieces of every sequence where no look at the lengths is needed; None where the kernel has to plan.
 
     What the host knows of the lengths is the width of the table (capacity, in tokens).
     """
-    return capacity <= rule.short_tokens and num_seqs * pairs * 10 >= num_sms * 9
+    no_row_is_long = capacity <= rule.short_tokens and num_seqs * pairs * 10 >= num_sms * 9
+    if no_row_is_long or num_seqs > MAX_PLANNED_SEQS:
+        return 1
+    if num_seqs == 1:
+        wave_pieces, _ = pieces(rule, pairs, num_sms)
+        return min(wave_pieces, max(16, capacity // rule.block_n // rule.min_tiles))
+    return None
+
+
+def padded_seqs(num_seqs: int) -> int:
+    """Width of the vector of lengths: 32 (one a lane, summed without shared memory), 128, or a power of two beyond."""
+    return 32 if num_seqs <= 32 else max(128, int(triton.next_power_of_2(num_seqs)))
 
 
 def pieces(rule: DecodeRule, pairs: int, num_sms: int) -> tuple[int, int]:
