@@ -159,7 +159,13 @@ def _is_orphan(state: State, run: int) -> bool:
     """Whether the block in front of that run is cached no more: then nothing could have found the run's own block."""
     for _ in range(state.block_size):
         run = state.runs.parent(run)
-    return state.runs.length(run) > 0 and all(_last_run(state, block) != run for block in state.cached or ())
+    return state.runs.length(run) > 0 and not any(_has_run(state, block, run) for block in state.cached or ())
+
+
+def _has_run(state: State, block: int, run: int) -> bool:
+    """Whether a block held that run before this step: one written again in this step had been forgotten in between."""
+    write = state.shadow.writes[(block + 1) * state.block_size - 1]
+    return _last_run(state, block) == run and write is not None and write.step < state.step
 
 
 class Eviction(NamedTuple):
