@@ -48,7 +48,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         recomputes_hits: what a hit covers is computed again all the same, so that a hit of the whole prompt leaves work
             to do (HASH-4 is not judged), and the value that a shared slot has already may be written into it again.
         copy_at_fork: `fork` copies a partial last block at once; False = the first write copies it (copy on write).
-        window: `Geometry.window` and `num_sinks` are honoured.
+        window: `Geometry.window` and `num_sinks` are honoured. No call releases what it wrote itself, but `computed`.
         cached_overlaps_free: a block may be in `cached_blocks()` and `free_blocks()` at once.
         unknown_free: what a free of an unknown name does: "refused" (raises), "ignored", or None = undefined, not tried.
         eviction: order in which cached blocks that nobody holds are reused: "released" = in the order in which they

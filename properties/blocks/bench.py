@@ -26,7 +26,8 @@ class Bench:
         self.target = target
         self.state = State(geometry, self.probe.capabilities, self.probe.offers)
         self._windowed = bool(geometry.window)
-        self._in_halves = {"allocate", "extend", "computed"} <= self.probe.offers
+        self._splits = {"allocate", "computed"} <= self.probe.offers
+        self._in_halves = self._splits and "extend" in self.probe.offers
         self._settled = 0
         self._changed: list[str] = []
         self._evictions: list[pool.Eviction] = []
@@ -116,13 +117,24 @@ class Bench:
     def _write(self, seq: LiveSequence, first: int, stop: int, fresh: Collection[int]) -> None:
         """Positions `[first, stop)` of a sequence are computed now."""
         access.judge_writes(self.state, seq, first, fresh)
-        if self._windowed:  # a composite call may release within itself what it has just written
-            while first < stop and seq.slots[first] < 0:
-                first += 1
+        if self._windowed:
+            first = self._skip_released(seq, first, stop)
         stop = max(first, stop)
         self._moved = True
         self.state.shadow.write(seq.name, first, seq.slots[first:stop], seq.runs[first:stop], self.state.step)
         seq.computed = max(seq.computed, stop)
+
+    def _skip_released(self, seq: LiveSequence, first: int, stop: int) -> int:
+        """The first position of `[first, stop)` that has a slot. What the window still needs is judged by WINDOW-1."""
+        outside = stop - (self.state.geometry.window or 0) + 1
+        while first < stop and seq.slots[first] < 0:
+            if first < outside:
+                raise AdapterError(
+                    f"sequence {seq.name}, position {first} has slot -1 right after the call that wrote it",
+                    "release it in a later call, or offer allocate, extend and computed: then it is seen where it was",
+                )
+            first += 1
+        return first
 
     def _publish(self, seq: LiveSequence) -> None:
         """Tell the target what is computed; it may put equal blocks in the place of those just written."""

@@ -95,7 +95,7 @@ class BlocksReferee(Bench):
         predicted = probe.number("predict_admit", tokens, **salted) if predicts else None
         available = calls.num_available(state)
         # a window may release within `admit` what was just written; in its split form every slot is seen
-        split = not compute or self._in_halves or (self._windowed and "allocate" in probe.offers)
+        split = not compute or self._in_halves or (self._windowed and self._splits)
         method = "allocate" if split else "admit"
         try:
             cached = probe.number(method, name, tokens, **salted)

@@ -5,6 +5,7 @@ import pytest
 
 from properties.blocks.operations import Admit, Append, Fork, Free, Geometry, Truncate
 from properties.contract import AdapterError
+from properties.minimise import judge
 from tests.targets import zoo
 from tests.targets.hunt import SPEC, Hunt, breaches
 
@@ -76,3 +77,36 @@ def test_a_fork_that_is_refused_for_nothing_is_found():
     found = breaches(NeverForks, Geometry(block_size=2, num_blocks=3), [Admit("A", (0, 0)), Fork("A", "B")])
 
     assert set(found) == {"ALLOC-6"}
+
+
+def test_a_call_that_releases_what_it_wrote_is_the_adapters_fault():
+    """Nobody saw where it was written, so nothing about it could be judged any more."""
+
+    class Hasty(zoo.SlidesFirst):
+        def append(self, name, tokens):
+            super().append(name, tokens)
+            self.release_outside(name, len(self.tokens[name]))
+
+    geometry = Geometry(block_size=1, num_blocks=4, window=1)
+    verdict = judge(SPEC, Hasty, geometry, [Admit("A", (0,)), Append("A", (1, 2, 3))])
+
+    assert "right after the call that wrote it" in str(verdict.adapter)
+    assert breaches(zoo.SlidesFirst, geometry, [Admit("A", (0,)), Append("A", (1, 2, 3)), Append("A", (1,))]) == {}
+
+
+def test_a_release_inside_the_window_is_a_finding_all_the_same():
+    class Short(zoo.Slides):
+        def computed(self, name, upto):
+            super().computed(name, upto)
+            self.release_outside(name, upto + 2)
+
+    geometry = Geometry(block_size=1, num_blocks=4, window=3)
+
+    assert "WINDOW-1" in breaches(Short, geometry, [Admit("A", (0, 1)), Append("A", (1, 2))])
+
+
+def test_half_of_the_split_forms_is_none():
+    """A helper of the adapter's own that is called allocate is not driven as one."""
+    geometry = Geometry(block_size=1, num_blocks=4, window=2)
+
+    assert breaches(zoo.SlidesAtTheEnd, geometry, [Admit("A", (0, 1)), Append("A", (1,))]) == {}

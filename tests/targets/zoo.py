@@ -421,6 +421,85 @@ class Swaps(Sound):
         return done
 
 
+class Slides(Splits):
+    """A sliding window: `computed` releases the blocks behind it; sinks stay."""
+
+    capabilities = declares(window=True)
+
+    def open(self, config):
+        super().open(config)
+        self.window, self.num_sinks = config.window, config.num_sinks
+
+    def outside(self, name, length):
+        """Where in the table the blocks are that `length` tokens no longer need."""
+        if not self.window:
+            return []
+        stop = max(0, length - self.window + 1) // self.block_size
+        return [i for i in range(-(-self.num_sinks // self.block_size), stop) if self.tables[name][i] >= 0]
+
+    def release_outside(self, name, length):
+        for index in self.outside(name, length):
+            self.drop(self.tables[name][index])
+            self.tables[name][index] = -1
+
+    def extend(self, name, tokens):
+        self.grow(name, len(self.tokens[name]) + len(tokens))
+        self.tokens[name] += tokens
+
+    def computed(self, name, upto):
+        super().computed(name, upto)
+        self.release_outside(name, upto)
+
+    def append(self, name, tokens):
+        self.extend(name, tokens)
+        self.computed(name, len(self.tokens[name]))
+
+    def publish(self, name):
+        tokens = self.tokens[name]
+        for index, block in enumerate(self.tables[name][: len(tokens) // self.block_size]):
+            if block >= 0:
+                self.known.setdefault(tuple(tokens[: (index + 1) * self.block_size]), block)
+
+    def free(self, name):
+        self.tables[name] = [block for block in self.tables[name] if block >= 0]
+        super().free(name)
+
+
+class SlidesFirst(Slides):
+    """Releases what the tokens so far no longer need before it takes blocks for more; has no split forms."""
+
+    extend = computed = None
+
+    def admit(self, name, tokens):
+        return Sound.admit(self, name, tokens)
+
+    def append(self, name, tokens):
+        length = len(self.tokens[name])
+        mine = sum(self.refs[self.tables[name][index]] == 1 for index in self.outside(name, length))
+        if self.blocks_for(length + len(tokens)) - len(self.tables[name]) > len(self.free_list) + mine:
+            raise NoRoom("not even with what is released")
+        self.release_outside(name, length)
+        Sound.append(self, name, tokens)
+
+
+class SlidesAtTheEnd(SlidesFirst):
+    """Accepts a window, and releases nothing before the sequence ends."""
+
+    def append(self, name, tokens):
+        Sound.append(self, name, tokens)
+
+
+class DoesEverything(Swaps, Truncates, Splits):
+    """Split forms, forks with copy on write, truncation and host memory in one manager."""
+
+    fork = CopiesOnWrite.fork
+
+    def swap_out(self, name):
+        if any(self.refs[block] > 1 for block in self.tables[name]):
+            raise NoRoom("it swaps only what nobody else holds")
+        super().swap_out(name)
+
+
 ALL = [
     Sound,
     LooksAhead,
@@ -442,4 +521,8 @@ ALL = [
     Truncates,
     TruncatesLazily,
     Swaps,
+    Slides,
+    SlidesFirst,
+    SlidesAtTheEnd,
+    DoesEverything,
 ]
