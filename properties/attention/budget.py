@@ -10,7 +10,7 @@ from properties.attention.generate import CASES_PER_TRACE
 from properties.targets import Target, Unavailable
 
 _NUM_SEEDS = {"pagefault-dev": 60, "pagefault-ci": 360, "pagefault-night": 10_000}
-"""Seeded traces. In CI about 1,080 decodes, 210 prefills and 210 stores of our Triton kernels: three minutes interpreted, on one core."""
+"""Seeded traces. In CI about 1,080 decodes, 210 prefills and 210 stores of our Triton kernels, interpreted: three minutes."""
 
 _EXAMPLES = {"pagefault-dev": 10, "pagefault-ci": 20, "pagefault-night": 500}
 """Traces of the Hypothesis machine."""
