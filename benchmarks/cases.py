@@ -12,7 +12,8 @@ MAX_SETS = 64  # the shortest contexts stay partly in the L2 cache, for every ke
 
 @dataclass(frozen=True)
 class Case:
-    """pattern: u uniform, r the 0.1/0.4/0.5/1.0/0.2 cycle of context, n random 100..context (nano-vllm's mix). query: prefill length."""
+    """pattern: u uniform, r the 0.1/0.4/0.5/1.0/0.2 cycle of context, n random 100..context (nano-vllm's mix). query:
+    prefill length."""
 
     kind: str
     pattern: str
@@ -63,15 +64,22 @@ UNIFORM = [
     for case in _decode("u", batch, context, heads)
 ]  # fmt: skip
 SINGLE = [
-    case for batch, context in ((1, 4096), (1, 32768), (1, 131072), (4, 8192)) for case in _decode("u", batch, context, "32/8/128")
+    case
+    for batch, context in ((1, 4096), (1, 32768), (1, 131072), (4, 8192))
+    for case in _decode("u", batch, context, "32/8/128")
 ]
 RAGGED = _decode("r", 64, 8192, "32/8/128") + _decode("n", 256, 1100, "16/8/128")
 PAGES = _decode("u", 32, 4096, "32/8/128", (1, 4, 24, 64))
 SHAPES = [
-    case for heads in ("32/8/96", "16/8/256", "16/8/64", "71/1/64", "28/4/128") for case in _decode("u", 64, 4096, heads, (16,))
+    case
+    for heads in ("32/8/96", "16/8/256", "16/8/64", "71/1/64", "28/4/128")
+    for case in _decode("u", 64, 4096, heads, (16,))
 ]
 SHORT = [
-    case for batch in (1, 16, 64, 256) for context in (128, 512, 1024) for case in _decode("u", batch, context, "32/8/128", (16,))
+    case
+    for batch in (1, 16, 64, 256)
+    for context in (128, 512, 1024)
+    for case in _decode("u", batch, context, "32/8/128", (16,))
 ]
 PREFILL = [
     Case("prefill", "u", batch, context, 32, 8, 128, page, query)
@@ -112,12 +120,14 @@ def make_inputs(case: Case, seed: int, device: str = "cuda", dtype: torch.dtype 
 
 
 def num_sets(case: Case) -> int:
-    """At least two, and enough that all of them together hold MIN_ROTATED_BYTES of keys and values, but no more than MAX_SETS."""
+    """At least two, and enough that all of them together hold MIN_ROTATED_BYTES of keys and values, but no more than
+    MAX_SETS."""
     return min(MAX_SETS, max(2, -(-MIN_ROTATED_BYTES // case.kv_bytes)))
 
 
 def relative_error(case: Case, inputs: Inputs, out: torch.Tensor, max_seqs: int = 4) -> float:
-    """Norm of the error over norm of the answer, in float64, over a spread of sequences (and of query rows); NaN if out has one."""
+    """Norm of the error over norm of the answer, in float64, over a spread of sequences (and of query rows); NaN if out
+    has one."""
     picks = sorted({index * (case.batch - 1) // max(1, max_seqs - 1) for index in range(min(max_seqs, case.batch))})
     error = norm = 0.0
     for seq in picks:

@@ -1,10 +1,12 @@
+# ruff: noqa: E402, T201  (a script: it finds its neighbours by path, and prints its table)
 """Time store, decode and prefill on a GPU, beside every peer that is installed, in one process.
 
     python benchmarks/gpu.py OUT.json [--suites decode,prefill,store] [--peers fa3,flashinfer,fa2,vllm-triton] [--variants]
 
-Every output is checked against float64 first; a call whose relative error is above MAX_ERROR is reported and not timed. Kernels are
-compiled first in parallel processes, so that the timed process finds them in Triton's disk cache. --variants also times
-launch rules near the shipped one (tune.py). Table on the standard output; numbers, versions and date in OUT.json.
+Every output is checked against float64 first; a call whose relative error is above MAX_ERROR is reported and not timed.
+Kernels are compiled first in parallel processes, so that the timed process finds them in Triton's disk cache.
+--variants also times launch rules near the shipped one (tune.py). Table on the standard output; numbers, versions and
+date in OUT.json.
 """
 
 import argparse
@@ -53,7 +55,10 @@ def compile_share(args: argparse.Namespace) -> None:
     """Compile what this process's share of the work needs, by running it once."""
     jobs = []
     for group, case in all_cases(args.suites):
-        jobs += [(case, lambda x, case=case, options=options: tune.bind(case, x, options)) for _, options in ours(group, case, args.variants)]
+        jobs += [
+            (case, lambda x, case=case, options=options: tune.bind(case, x, options))
+            for _, options in ours(group, case, args.variants)
+        ]
         if "vllm-triton" in args.peers:
             jobs.append((case, lambda x, case=case: peers.LOADERS["vllm-triton"]()(case, x)))
     for case, make in jobs[args.share :: args.jobs]:
@@ -63,7 +68,9 @@ def compile_share(args: argparse.Namespace) -> None:
             sys.stderr.write(f"{case.name}: {str(error)[:200]}\n")
 
 
-def measure(case: cases.Case, calls: list[Callable[[], torch.Tensor]], inputs: list[cases.Inputs], apart: bool) -> dict[str, Any]:
+def measure(
+    case: cases.Case, calls: list[Callable[[], torch.Tensor]], inputs: list[cases.Inputs], apart: bool
+) -> dict[str, Any]:
     error = cases.relative_error(case, inputs[0], calls[0](), 2)
     if not error < MAX_ERROR:
         return {"error": error, "refused": "the answer is wrong"}
@@ -77,13 +84,16 @@ def measure(case: cases.Case, calls: list[Callable[[], torch.Tensor]], inputs: l
 
 def run_case(group: str, case: cases.Case, loaded: dict[str, Any], variants: bool) -> list[dict[str, Any]]:
     inputs = [cases.make_inputs(case, seed) for seed in range(cases.num_sets(case))]
-    makers = [(name, lambda x, options=options: tune.bind(case, x, options)) for name, options in ours(group, case, variants)]
+    makers = [
+        (name, lambda x, options=options: tune.bind(case, x, options)) for name, options in ours(group, case, variants)
+    ]
     makers += [(name, lambda x, make=make: make(case, x)) for name, make in loaded.items()]
     rules = {name: options["rule"] for name, options in ours(group, case, variants)}
     apart = group in ("single", "ragged") or (case.batch, case.context) == (32, 4096)
     rows = []
     for name, make in makers:
-        if name in BUILT_HEAD_DIMS and case.head_dim not in BUILT_HEAD_DIMS[name] or (name == "fa2" and case.page % 256):
+        not_built = case.head_dim not in BUILT_HEAD_DIMS.get(name, (case.head_dim,))
+        if not_built or (name == "fa2" and case.page % 256):
             continue
         try:
             row = measure(case, [make(x) for x in inputs], inputs, apart)
@@ -111,7 +121,16 @@ def store_rows() -> list[dict[str, Any]]:
         key, _, k_cache, _, slots = sets[0]
         exact = torch.equal(k_cache.flatten(0, 1)[slots.long()], key)
         tb_s = num_tokens * 8192 / time_us / 1e6
-        rows.append({"group": "store", "case": f"store {num_tokens} x 8 x 128", "kernel": "shipped", "us": time_us, "tb_s": tb_s, "exact": exact})
+        rows.append(
+            {
+                "group": "store",
+                "case": f"store {num_tokens} x 8 x 128",
+                "kernel": "shipped",
+                "us": time_us,
+                "tb_s": tb_s,
+                "exact": exact,
+            }
+        )
     return rows
 
 

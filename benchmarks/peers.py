@@ -41,13 +41,28 @@ def load_flash_attn() -> Callable[[Case, Inputs], Call]:
             raise ValueError("pages of 256 only")
         if case.kind == "decode":
             return lambda: flash_attn_with_kvcache(
-                x.q[:, None], x.k_cache, x.v_cache, cache_seqlens=x.lens, block_table=x.table, softmax_scale=x.scale, causal=True
+                x.q[:, None],
+                x.k_cache,
+                x.v_cache,
+                cache_seqlens=x.lens,
+                block_table=x.table,
+                softmax_scale=x.scale,
+                causal=True,
             )[:, 0]
         cu_k = torch.zeros(case.batch + 1, dtype=torch.int32, device=x.q.device)
         cu_k[1:] = x.lens.cumsum(0)
         longest = int(x.lens.max())
         return lambda: flash_attn_varlen_func(
-            x.q, x.k_cache, x.v_cache, x.cu_q, cu_k, case.query, longest, softmax_scale=x.scale, causal=True, block_table=x.table
+            x.q,
+            x.k_cache,
+            x.v_cache,
+            x.cu_q,
+            cu_k,
+            case.query,
+            longest,
+            softmax_scale=x.scale,
+            causal=True,
+            block_table=x.table,
         )
 
     return make
@@ -69,7 +84,8 @@ def load_flashinfer() -> Callable[[Case, Inputs], Call]:
         if case.kind == "decode":
             decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                 workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True,
-                paged_kv_indptr_buffer=indptr.clone(), paged_kv_indices_buffer=indices.clone(), paged_kv_last_page_len_buffer=last.clone(),
+                paged_kv_indptr_buffer=indptr.clone(), paged_kv_indices_buffer=indices.clone(),
+                paged_kv_last_page_len_buffer=last.clone(),
             )  # fmt: skip
             decode.plan(
                 indptr, indices, last, case.num_heads, case.num_kv_heads, case.head_dim, case.page,
@@ -94,14 +110,17 @@ def load_vllm_triton() -> Callable[[Case, Inputs], Call]:
         threshold = 128 // case.num_kv_heads  # vLLM's own: MIN_LAUNCH_GRID_SIZE_2D // KV heads
         width = 1 << (case.head_dim - 1).bit_length()
         parts = torch.empty(threshold, case.num_heads, segments, width, dtype=torch.float32, device=device)
-        maxima, sums = (torch.empty(threshold, case.num_heads, segments, dtype=torch.float32, device=device) for _ in range(2))
+        maxima, sums = (
+            torch.empty(threshold, case.num_heads, segments, dtype=torch.float32, device=device) for _ in range(2)
+        )
         out = torch.empty_like(x.q)
         longest = int(x.lens.max())
 
         def call() -> torch.Tensor:
             unified_attention(
                 q=x.q, k=x.k_cache, v=x.v_cache, out=out, cu_seqlens_q=x.cu_q, max_seqlen_q=case.query, seqused_k=x.lens,
-                max_seqlen_k=longest, softmax_scale=x.scale, causal=True, window_size=(-1, -1), block_table=x.table, softcap=0.0,
+                max_seqlen_k=longest, softmax_scale=x.scale, causal=True, window_size=(-1, -1), block_table=x.table,
+                softcap=0.0,
                 q_descale=None, k_descale=None, v_descale=None, seq_threshold_3D=threshold, num_par_softmax_segments=segments,
                 softmax_segm_output=parts, softmax_segm_max=maxima, softmax_segm_expsum=sums,
             )  # fmt: skip
@@ -147,8 +166,11 @@ def _vllm_unified_attention() -> Callable[..., None]:
         module(name)
     module("vllm.v1.kv_cache_interface", KVQuantMode=KVQuantMode)
     for name in ("triton_attention_helpers", "triton_unified_attention"):
-        spec = importlib.util.spec_from_file_location(f"vllm.v1.attention.ops.{name}", PEERS / "vllm_ops" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
+        spec = importlib.util.spec_from_file_location(
+            f"vllm.v1.attention.ops.{name}", PEERS / "vllm_ops" / f"{name}.py"
+        )
+        assert spec is not None
+        assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = loaded
         spec.loader.exec_module(loaded)

@@ -1,7 +1,7 @@
 """Time GPU work by CUDA-graph replay, and measure what the card can read.
 
-Many calls are captured in one graph, over rotating inputs larger than the L2 cache; the time of a replay over the number of calls is
-what a decode step would pay for one call, launch gaps between kernels included.
+Many calls are captured in one graph, over rotating inputs larger than the L2 cache; the time of a replay over the
+number of calls is what a decode step would pay for one call, launch gaps between kernels included.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ WARM_REPLAYS = 3
 
 
 def microseconds(calls: Sequence[Callable[[], object]], min_calls: int = 8, replays: int = REPLAYS) -> float:
-    """Median time of one call, in microseconds. `calls` are run in turn, repeated until there are at least min_calls in the graph."""
+    """Median time of one call, in microseconds. `calls` are run in turn, repeated until there are at least min_calls in
+    the graph."""
     sequence = [calls[index % len(calls)] for index in range(max(min_calls, len(calls)))]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

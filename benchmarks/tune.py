@@ -1,4 +1,6 @@
-"""Search launch rules on a GPU: time variants of one kernel over a few shapes. Results go by hand into paged_impl/kernels/rules.py.
+# ruff: noqa: E402, T201  (a script: it finds its neighbours by path, and prints its table)
+"""Search launch rules on a GPU: time variants of one kernel over a few shapes. Results go by hand into
+paged_impl/kernels/rules.py.
 
     python benchmarks/tune.py OUT.json [--suite decode|prefill|store] [--peers fa3]
 
@@ -21,7 +23,7 @@ import peers
 import timing
 import torch
 
-from paged_impl.kernels import decode, prefill, rules, store
+from paged_impl.kernels import decode, prefill, rules
 
 D, P = rules.DecodeRule, rules.PrefillRule
 
@@ -47,7 +49,10 @@ def decode_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
 def prefill_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
     """The shipped rule, and the nearest others."""
     group = case.num_heads // case.num_kv_heads
-    yield "shipped", {"rule": rules.prefill_rule(group, case.head_dim, case.page, case.query, case.context, torch.bfloat16, 90)}
+    yield (
+        "shipped",
+        {"rule": rules.prefill_rule(group, case.head_dim, case.page, case.query, case.context, torch.bfloat16, 90)},
+    )
     for m, n, w, s, tma in ((128, 64, 8, 5, False), (64, 64, 4, 5, False), (128, 64, 8, 5, True)):
         if case.page >= 128 or not tma:
             yield f"m{m} n{n} w{w} s{s}{' tma' if tma else ''}", {"rule": P(m, n, w, s, False, tma)}
@@ -77,8 +82,21 @@ def compile_share(suite: str, share: int, num_shares: int) -> None:
         rule = options["rule"]
         if isinstance(rule, D):  # numbers that do not change the code
             rule = dataclasses.replace(rule, wave=0, total=0, min_tiles=0)
-        batch = ("one" if case.batch == 1 else "big" if case.batch > 128 else "few") if case.kind == "decode" else case.batch
-        key = (case.kind, batch, case.num_heads, case.num_kv_heads, case.head_dim, case.page, rule, options.get("num_splits", 0) > 0)
+        batch = (
+            ("one" if case.batch == 1 else "big" if case.batch > 128 else "few")
+            if case.kind == "decode"
+            else case.batch
+        )
+        key = (
+            case.kind,
+            batch,
+            case.num_heads,
+            case.num_kv_heads,
+            case.head_dim,
+            case.page,
+            rule,
+            options.get("num_splits", 0) > 0,
+        )
         items[key] = (case, options)
     for case, options in list(items.values())[share::num_shares]:
         short = dataclasses.replace(case, context=min(case.context, 512) if case.kind == "decode" else case.context)
@@ -103,7 +121,9 @@ def main() -> None:
         return
     start = time.time()
     command = [sys.executable, __file__, args.out, "--suite", args.suite, "--jobs", str(args.jobs)]
-    for process in [] if args.jobs == 1 else [subprocess.Popen([*command, "--share", str(index)]) for index in range(args.jobs)]:
+    for process in (
+        [] if args.jobs == 1 else [subprocess.Popen([*command, "--share", str(index)]) for index in range(args.jobs)]
+    ):
         process.wait()
     if args.compile_only:
         return
@@ -130,7 +150,16 @@ def _time(rows: list, case: cases.Case, name: str, calls: list, inputs: list) ->
     except Exception as failure:
         sys.stderr.write(f"{case.name} {name}: {str(failure)[:150]}\n")
         return
-    rows.append({"case": case.name, "variant": name, "us": time_us, "tb_s": case.kv_bytes / time_us / 1e6, "tflops": case.flops / time_us / 1e6, "error": error})
+    rows.append(
+        {
+            "case": case.name,
+            "variant": name,
+            "us": time_us,
+            "tb_s": case.kv_bytes / time_us / 1e6,
+            "tflops": case.flops / time_us / 1e6,
+            "error": error,
+        }
+    )
 
 
 def _print(result: dict) -> None:
@@ -139,7 +168,15 @@ def _print(result: dict) -> None:
     for name in names:
         rows = sorted((row for row in result["rows"] if row["case"] == name), key=lambda row: row["us"])
         unit = "tflops" if name.startswith("prefill") else "tb_s"
-        print(name, "|", "; ".join(f"{row['variant']} {row['us']:.1f} ({row[unit]:.3g})" + ("" if row["error"] < 6e-3 else f" ERROR {row['error']:.1e}") for row in rows[:7]))
+        print(
+            name,
+            "|",
+            "; ".join(
+                f"{row['variant']} {row['us']:.1f} ({row[unit]:.3g})"
+                + ("" if row["error"] < 6e-3 else f" ERROR {row['error']:.1e}")
+                for row in rows[:7]
+            ),
+        )
         best_peer = [row for row in rows if row["variant"] in peers.LOADERS]
         if best_peer:
             print("    ", "; ".join(f"{row['variant']} {row['us']:.1f}" for row in best_peer))

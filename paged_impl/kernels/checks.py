@@ -1,7 +1,9 @@
-"""Argument checks of the kernels: every refusal is a ValueError that names the argument, its value and the limit, before any launch.
+"""Argument checks of the kernels: a refusal is a ValueError naming the argument, its value and the limit, before any launch.
 
-Two ranks. Shapes, dtypes, devices and strides are always checked: they cost nothing. Values that live in tensors (lengths, block ids,
-slots) are checked by reading them, which on a GPU waits for the device; `check_values=False` leaves that to a caller who knows them.
+Two ranks. Shapes, dtypes, devices and strides are always checked: they cost nothing. Values that live in tensors
+(lengths, block ids, slots) are checked by reading them, which on a GPU waits for the device; `check_values=False`
+leaves that to a caller who knows them.
+
 """
 
 import torch
@@ -23,9 +25,7 @@ def check_floating(name: str, tensor: torch.Tensor, like: torch.Tensor, num_dims
         f"{name} has {tensor.dim()} dimensions {tuple(tensor.shape)}; expected {num_dims}",
     )
     require(tensor.dtype in DTYPES, f"{name}.dtype={tensor.dtype}; supported: float32, float16, bfloat16")
-    require(
-        tensor.dtype == like.dtype, f"{name}.dtype={tensor.dtype} differs from {like.dtype}; convert it first"
-    )
+    require(tensor.dtype == like.dtype, f"{name}.dtype={tensor.dtype} differs from {like.dtype}; convert it first")
     require(
         tensor.device == like.device,
         f"{name}.device={tensor.device} differs from {like.device}; move it first",
@@ -79,9 +79,7 @@ def check_caches(k_cache: torch.Tensor, v_cache: torch.Tensor, q: torch.Tensor) 
     )
 
 
-def check_batch(
-    block_table: torch.Tensor, context_lens: torch.Tensor, num_seqs: int, device: torch.device
-) -> None:
+def check_batch(block_table: torch.Tensor, context_lens: torch.Tensor, num_seqs: int, device: torch.device) -> None:
     """int32 block table `[S, width]` and int32 lengths `[S]` of num_seqs sequences."""
     check_integers("block_table", block_table, device, 2, (torch.int32,))
     check_integers("context_lens", context_lens, device, 1, (torch.int32,))
@@ -134,8 +132,8 @@ def check_context_values(
     if bool(bad.any()):
         row, column = (int(index) for index in bad.nonzero()[0])
         raise ValueError(
-            f"block_table[{row}, {column}]={int(block_table[row, column])} is needed by context_lens[{row}]={int(context_lens[row])} "
-            f"but the pool has blocks 0 to {num_blocks - 1}"
+            f"block_table[{row}, {column}]={int(block_table[row, column])} is needed by context_lens[{row}]="
+            f"{int(context_lens[row])} but the pool has blocks 0 to {num_blocks - 1}"
         )
 
 
@@ -165,8 +163,8 @@ def check_query_values(
     worst = int(excess.argmax())
     require(
         int(excess[worst]) <= 0,
-        f"sequence {worst} has {int(query_lens[worst])} queries but context_lens[{worst}]={int(context_lens[worst])}; the context "
-        "counts the queries too",
+        f"sequence {worst} has {int(query_lens[worst])} queries but context_lens[{worst}]={int(context_lens[worst])}; "
+        "the context counts the queries too",
     )
 
 

@@ -142,12 +142,12 @@ def decode_kernel(
     head = kv_head * GROUP + head_in_group
     in_rows = (head_in_group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + seq_64 * stride_qs + head[:, None] * stride_qh + dim[None, :], mask=in_rows, other=0)
-    acc, m, l = attend(
+    acc, m, norm = attend(
         q, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh, table_ptr + seq_64 * stride_table,
         length, begin, end, scale_log2, stride_kb, stride_kt, stride_vb, stride_vt,
         HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    divisor = tl.where(l == 0, 1.0, l)  # nothing read: zeros, and an LSE of -inf since m is -inf
+    divisor = tl.where(norm == 0, 1.0, norm)  # nothing read: zeros, and an LSE of -inf since m is -inf
     lse = m + tl.log2(divisor)
     acc = acc / divisor[:, None]
     if (not SPLIT) or (PLANNED and num_splits == 1):
@@ -187,7 +187,7 @@ def combine_kernel(
         return
     dim = tl.arange(0, BLOCK_D)
     m = tl.full((), float("-inf"), tl.float32)
-    l = tl.zeros((), tl.float32)
+    norm = tl.zeros((), tl.float32)
     acc = tl.zeros((BLOCK_D,), tl.float32)
     for start in range(0, num_splits, BLOCK_PARTS):
         part = start + tl.arange(0, BLOCK_PARTS)
@@ -201,10 +201,10 @@ def combine_kernel(
         floor = tl.where(m_new == float("-inf"), 0.0, m_new)  # parts that saw no token have weight 0, not NaN
         weight = tl.exp2(lse - floor)
         shrink = tl.exp2(m - floor)
-        l = l * shrink + tl.sum(weight, 0)
+        norm = norm * shrink + tl.sum(weight, 0)
         acc = acc * shrink + tl.sum(weight[:, None] * values, 0)
         m = m_new
-    divisor = tl.where(l == 0, 1.0, l)
+    divisor = tl.where(norm == 0, 1.0, norm)
     out_offsets = seq.to(tl.int64) * stride_os + head.to(tl.int64) * stride_oh + dim
     tl.store(out_ptr + out_offsets, (acc / divisor).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
     if WITH_LSE:
@@ -226,17 +226,19 @@ def decode(
     check_values: bool | None = None,
     rule: rules.DecodeRule | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one query per sequence over its own tokens: `[S, Hq, d]`, with the LSE `[S, Hq]` (float32, base e) if asked for.
+    """Attention of one query per sequence over its own tokens: `[S, Hq, d]`, with the LSE `[S, Hq]` (float32, base e)
+    if asked for.
 
     q `[S, Hq, d]`; caches `[blocks, block size, Hkv, d]`, any strides but a dense last dimension (a permuted view of
-    `[blocks, Hkv, block size, d]` will do); block_table int32 `[S, width]`; context_lens int32 `[S]`, the current token included.
-    Table entries past a sequence's last block are never read and may hold anything; no slot beyond a length influences a bit. A length
-    of 0 gives zeros and an LSE of -inf. window: visible tokens, the current one included.
+    `[blocks, Hkv, block size, d]` will do); block_table int32 `[S, width]`; context_lens int32 `[S]`, the current token
+    included. Table entries past a sequence's last block are never read and may hold anything; no slot beyond a length
+    influences a bit. A length of 0 gives zeros and an LSE of -inf. window: visible tokens, the current one included.
 
-    num_splits: partitions of each sequence. A number fixes them (bits depend on that sequence alone; 1 is one pass); None shares the
-    work of the batch evenly, so that the order of sums, and the last bits, depend on the batch and the device.
-    Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives reading lengths and block
-    ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the launch rule.
+    num_splits: partitions of each sequence. A number fixes them (bits depend on that sequence alone; 1 is one pass);
+    None shares the work of the batch evenly, so that the order of sums, and the last bits, depend on the batch and the
+    device. Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives
+    reading lengths and block ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the
+    launch rule.
     """
     _check(q, k_cache, v_cache, block_table, context_lens, num_splits, window, out)
     if checks.should_check_values(check_values, q.device):
@@ -246,8 +248,15 @@ def decode(
     lse = torch.empty((num_seqs, num_heads) if return_lse else (0,), dtype=torch.float32, device=q.device)
     if num_seqs > 0:
         capability = runtime.compute_capability(q.device)
+        # With num_splits given, bits must not depend on the batch: neither may the tile.
         rule = rule or rules.decode_rule(
-            num_seqs, num_heads, k_cache.shape[2], head_dim, q.dtype, capability, runtime.num_multiprocessors(q.device)
+            1 if num_splits else num_seqs,
+            num_heads,
+            k_cache.shape[2],
+            head_dim,
+            q.dtype,
+            capability,
+            runtime.num_multiprocessors(q.device),
         )
         _launch(q, k_cache, v_cache, block_table, context_lens, scale, num_splits, window, out, lse, rule)
     return (out, lse) if return_lse else out
@@ -310,7 +319,5 @@ def _check(
     checks.check_batch(block_table, context_lens, q.shape[0], q.device)
     checks.check_window(window)
     checks.check_out(out, q)
-    checks.require(
-        num_splits is None or num_splits >= 1, f"num_splits={num_splits}; expected None or at least 1"
-    )
+    checks.require(num_splits is None or num_splits >= 1, f"num_splits={num_splits}; expected None or at least 1")
     runtime.require_runnable(q)

@@ -33,9 +33,9 @@ def token_offsets(
     """Element offsets, int64 [TILE], of positions start .. start + TILE; positions from `end` on are masked by the caller.
 
     `start` is a multiple of TILE. Three ways to look pages up, by the shape of the problem:
-    one page holds the tile (one id); the tile holds whole pages of a power-of-two size (one id per page, spread by a broadcast);
-    anything else (one id per token). The broadcast loses what the compiler knew about divisibility, and with it the 16-byte copies:
-    ALIGN (elements) says it again. Measured in benchmarks/NOTES.md.
+    one page holds the tile (one id); the tile holds whole pages of a power-of-two size (one id per page, spread by a
+    broadcast); anything else (one id per token). The broadcast loses what the compiler knew about divisibility, and
+    with it the 16-byte copies: ALIGN (elements) says it again. Measured in benchmarks/NOTES.md.
     """
     within = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
@@ -53,7 +53,9 @@ def token_offsets(
 
 
 @triton.jit
-def load_tile(ptr, offsets, owned, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BF16_BITS: tl.constexpr, MASKED: tl.constexpr):
+def load_tile(
+    ptr, offsets, owned, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BF16_BITS: tl.constexpr, MASKED: tl.constexpr
+):
     """Rows [TILE, BLOCK_D] at the offsets; components past the head dim, and (MASKED) rows not owned, are zeros and not read.
 
     BF16_BITS, interpreted runs only: bfloat16 bits held in int16 become the same values in float32 (see runtime.py).

@@ -3,12 +3,13 @@
     out[t, h] = sum_p softmax_p(scale * q[t, h] . k[p]) v[p],     p in [max(0, e - window), e)
     e = context_lens[s] - cu_seqlens_q[s + 1] + t + 1             for the tokens t in [cu_seqlens_q[s], cu_seqlens_q[s + 1])
 
-with k and v read through sequence s's row of the block table: causal, aligned at the end of the context ("bottom right"), so that the
-last query sees everything. One program computes BLOCK_M query rows of one sequence by online softmax, as in decode.py. Tiles that every
-row sees in full carry no mask; only those on the diagonal do. Programs with the longest rows come first, so that none is left to the end.
+with k and v read through sequence s's row of the block table: causal, aligned at the end of the context ("bottom
+right"), so that the last query sees everything. One program computes BLOCK_M query rows of one sequence by online
+softmax, as in decode.py. Tiles that every row sees in full carry no mask; only those on the diagonal do. Programs with
+the longest rows come first, so that none is left to the end.
 
-Rows are tokens of one query head, or, when there are few tokens, (token, head of the KV group) pairs, so that a short chunk still
-fills the tile. Letters: M rows, N tokens of a KV tile, D head dim.
+Rows are tokens of one query head, or, when there are few tokens, (token, head of the KV group) pairs, so that a short
+chunk still fills the tile. Letters: M rows, N tokens of a KV tile, D head dim.
 """
 
 import torch
@@ -23,13 +24,14 @@ from paged_impl.kernels.pages import load_tile, token_offsets
 
 @triton.jit
 def fold_tiles(
-    acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head, table_ptr, length, position, first_position, first_tile, last_tile, scale_log2,
+    acc, m, norm, q, k_ptr, v_ptr, k_desc, v_desc, kv_head, table_ptr, length, position, first_position,
+    first_tile, last_tile, scale_log2,
     stride_kb, stride_kt, stride_vb, stride_vt,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr,
     ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, TMA: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Fold tiles [first_tile, last_tile) into (acc, m, l).
+    """Fold tiles [first_tile, last_tile) into (acc, m, norm).
 
     first_position: the position of the first row. MASKED: rows see different parts of a tile, or it ends past the context.
     TMA: a tile lies in one page and is fetched by the copy engine (descriptors [1, BLOCK_N, 1, BLOCK_D] of the caches), which
@@ -46,11 +48,15 @@ def fold_tiles(
             owned = key_position < length
             if WINDOW > 0:  # what lies before every row's window may have been freed: as foreign as the tail
                 owned &= key_position > first_position - WINDOW
-            k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED)
+            k_offsets = token_offsets(
+                table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED
+            )
             if SAME_STRIDES:
                 v_offsets = k_offsets
             else:
-                v_offsets = token_offsets(table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED)
+                v_offsets = token_offsets(
+                    table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED
+                )
             # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
             k = load_tile(k_ptr, k_offsets, owned, HEAD_DIM, BLOCK_D, BF16_BITS, MASKED)
             v = load_tile(v_ptr, v_offsets, owned, HEAD_DIM, BLOCK_D, BF16_BITS, MASKED)
@@ -62,16 +68,14 @@ def fold_tiles(
             s = tl.where(visible, s, float("-inf"))
         # A positive scale commutes with the maximum: applied once here, and fused with the subtraction below.
         m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
-        if MASKED:
-            floor = tl.where(m_new == float("-inf"), 0.0, m_new)  # a row that has seen no key yet
-        else:
-            floor = m_new
+        # MASKED: a row may have seen no key yet; its maximum of -inf must not meet another.
+        floor = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
         shrink = tl.exp2(m - floor)
         p = tl.exp2(s * scale_log2 - floor[:, None])
-        l = l * shrink + tl.sum(p, 1)
+        norm = norm * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         m = m_new
-    return acc, m, l
+    return acc, m, norm
 
 
 @triton.jit
@@ -120,23 +124,25 @@ def prefill_kernel(
         full = tl.maximum(first_position + 1, 0) // BLOCK_N
 
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    l = tl.zeros((BLOCK_M,), tl.float32)
+    norm = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     k_ptr += kv_head * stride_kh
     v_ptr += kv_head * stride_vh
     table_ptr += seq.to(tl.int64) * stride_table
     if WINDOW == 0:
-        acc, m, l = fold_tiles(
-            acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position, first, full, scale_log2,
+        acc, m, norm = fold_tiles(
+            acc, m, norm, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position,
+            first, full, scale_log2,
             stride_kb, stride_kt, stride_vb, stride_vt,
             HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, False,
         )  # fmt: skip
-    acc, m, l = fold_tiles(
-        acc, m, l, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position, full, last, scale_log2,
+    acc, m, norm = fold_tiles(
+        acc, m, norm, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position,
+        full, last, scale_log2,
         stride_kb, stride_kt, stride_vb, stride_vt,
         HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
-    divisor = tl.where(l == 0, 1.0, l)  # a row that sees nothing: zeros, and an LSE of -inf since m is -inf
+    divisor = tl.where(norm == 0, 1.0, norm)  # a row that sees nothing: zeros, and an LSE of -inf since m is -inf
     acc = acc / divisor[:, None]
     out_offsets = (query_start + token)[:, None] * stride_ot + head[:, None] * stride_oh + dim[None, :]
     tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
@@ -163,13 +169,15 @@ def prefill(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Causal attention of all query tokens of a batch: `[T, Hq, d]`, with the LSE `[T, Hq]` (float32, base e) if asked for.
 
-    q `[T, Hq, d]` holds the queries of all sequences one after the other; cu_seqlens_q int32 `[S + 1]` their bounds, starting at 0;
-    context_lens int32 `[S]` the tokens in the cache, those of the queries (already stored) included. Caches, block_table, window and
-    the guarantees about slots, table padding and rows that see nothing are those of decode(). Rows of q past cu_seqlens_q[-1] are
-    padding: their output is not written. The bits of a row depend on its own sequence and max_query_len alone.
+    q `[T, Hq, d]` holds the queries of all sequences one after the other; cu_seqlens_q int32 `[S + 1]` their bounds,
+    starting at 0; context_lens int32 `[S]` the tokens in the cache, those of the queries (already stored) included.
+    Caches, block_table, window and the guarantees about slots, table padding and rows that see nothing are those of
+    decode(). Rows of q past cu_seqlens_q[-1] are padding: their output is not written. The bits of a row depend on its
+    own sequence and max_query_len alone.
 
-    Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives reading lengths and block
-    ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the launch rule.
+    Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives reading
+    lengths and block ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the launch
+    rule.
     """
     _check(q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, scale, max_query_len, window, out)
     if checks.should_check_values(check_values, q.device):
@@ -182,9 +190,7 @@ def prefill(
         group = num_heads // k_cache.shape[2]
         capability = runtime.compute_capability(q.device)
         block_size, capacity = k_cache.shape[1], k_cache.shape[1] * block_table.shape[1]
-        rule = rule or rules.prefill_rule(
-            group, head_dim, block_size, max_query_len, capacity, q.dtype, capability
-        )
+        rule = rule or rules.prefill_rule(group, head_dim, block_size, max_query_len, capacity, q.dtype, capability)
         _launch(
             q,
             k_cache,
@@ -214,7 +220,9 @@ def _launch(
     q = q.float() if bits else q  # before its strides are taken: a converted copy is dense
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
-    tma = rule.tma and not window and _fits_descriptor(k_cache, rule.block_n) and _fits_descriptor(v_cache, rule.block_n)
+    tma = (
+        rule.tma and not window and _fits_descriptor(k_cache, rule.block_n) and _fits_descriptor(v_cache, rule.block_n)
+    )
     box = [1, rule.block_n, 1, rules.padded_head_dim(head_dim)]
     descriptors = [TensorDescriptor.from_tensor(cache, box) if tma else None for cache in (k_cache, v_cache)]
     grid = (num_heads // pack, context_lens.shape[0], triton.cdiv(max_query_len, rule.block_m // pack))
@@ -224,8 +232,8 @@ def _launch(
         scale * LOG2_E, block_table.shape[1] * k_cache.shape[1], num_heads,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         GROUP=group, PACK=pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
-        WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides), BF16_BITS=bits, TMA=tma,
-        BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
+        WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
+        BF16_BITS=bits, TMA=tma,         BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
         num_warps=rule.num_warps, num_stages=rule.num_stages,
     )  # fmt: skip
     if bits:
@@ -233,7 +241,7 @@ def _launch(
 
 
 def _fits_descriptor(cache: torch.Tensor, block_n: int) -> bool:
-    """Whether the copy engine can fetch tiles of a cache: a page holds whole tiles; addresses and strides are multiples of 16 bytes."""
+    """Whether the copy engine can fetch tiles of a cache: whole tiles in a page; addresses and strides of 16 bytes."""
     size = cache.element_size()
     aligned = all(stride * size % 16 == 0 for stride in cache.stride()[:3]) and cache.data_ptr() % 16 == 0
     return cache.shape[1] % block_n == 0 and aligned
@@ -246,9 +254,7 @@ def _check(
     checks.check_floating("q", q, q, 3)
     checks.check_caches(k_cache, v_cache, q)
     checks.check_integers("cu_seqlens_q", cu_seqlens_q, q.device, 1, (torch.int32,))
-    checks.require(
-        cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q is empty; it has one entry more than there are sequences"
-    )
+    checks.require(cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q is empty; it has one entry more than there are sequences")
     checks.check_batch(block_table, context_lens, cu_seqlens_q.shape[0] - 1, q.device)
     checks.check_window(window)
     checks.check_out(out, q)

@@ -1,7 +1,7 @@
 """Launch rules: tile sizes, warps, pipeline depth and number of programs, from shape, page size, dtype and device.
 
-Tuned off line on an H200 (benchmarks/NOTES.md holds the log); nothing is tuned at import or at first call. The other devices named
-below were reasoned about and compiled for, not run.
+Tuned off line on an H200 (benchmarks/NOTES.md holds the log); nothing is tuned at import or at first call. The other
+devices named below were reasoned about and compiled for, not run.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import triton
 
 # plan() in decode.py holds all lengths in one vector; longer batches are not cut (they fill any device).
 MAX_PLANNED_SEQS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class StoreRule:
@@ -34,7 +35,7 @@ class DecodeRule:
     num_warps: int
     num_stages: int
     wave: int = 2
-    total: int = 6
+    total: int = 2
     min_tiles: int = 4
     short_tokens: int = 1536
     pdl: bool = True
@@ -84,11 +85,13 @@ def decode_rule(
     elif block_m == 64:
         rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=9 if width <= 64 else 5)
     elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
-        rule = DecodeRule(block_m, min(64, 4096 // width), num_warps=2, num_stages=7, wave=4, total=12)
+        # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too.
+        deep = num_seqs * num_kv_heads <= 4 * num_sms and head_dim == width
+        rule = DecodeRule(block_m, min(64, 4096 // width), num_warps=2, num_stages=7 if deep else 5, wave=4, total=8)
     else:
         rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=7)
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
-        rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
+        rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1)
     return rule
 
 
@@ -126,7 +129,11 @@ def prefill_rule(
     if dtype == torch.float32:  # exact products run on the FMA units
         return PrefillRule(min(32, rows), 32 if width <= 64 else 16, 4 if width <= 64 else 8, 2, pack)
     if width > 128:
-        return PrefillRule(min(128, rows), 32, 8, 3, pack) if capability == 90 else PrefillRule(min(64, rows), 32, 4, 2, pack)
+        return (
+            PrefillRule(min(128, rows), 32, 8, 3, pack)
+            if capability == 90
+            else PrefillRule(min(64, rows), 32, 4, 2, pack)
+        )
     if capability != 90:  # mma.sync, and shared memory for two stages of a small tile everywhere
         return PrefillRule(min(64, rows), 64, 4, 2, pack)
     if rows <= 64 or capacity <= 1024:  # short programs: two on a multiprocessor hide each other's start and end
@@ -137,7 +144,8 @@ def prefill_rule(
 
 
 def has_large_shared_memory(capability: int) -> bool:
-    """Whether a multiprocessor has 160 KB or more of shared memory (A100, H100 and later data-centre parts; not L4, RTX 4090)."""
+    """Whether a multiprocessor has 160 KB or more of shared memory (A100, H100 and later data-centre parts; not L4, RTX
+    4090)."""
     return capability in (80, 90, 100, 103)
 
 

@@ -1,11 +1,12 @@
 """Where a kernel runs: on a GPU, or on a CPU in Triton's interpreter.
 
 The interpreter is chosen by setting ``TRITON_INTERPRET=1`` before Triton is first imported; it cannot be switched on later.
-Its bfloat16 arithmetic is wrong (it computes on the raw bit patterns), so in an interpreted run the kernels read bfloat16 caches as
-16-bit integers, widen the bits to float32 (exact for every pattern) and compute in float32: the constexpr ``BF16_BITS`` is that switch.
+Its bfloat16 arithmetic is wrong (it computes on the raw bit patterns), so in an interpreted run the kernels read
+bfloat16 caches as 16-bit integers, widen the bits to float32 (exact for every pattern) and compute in float32: the
+constexpr ``BF16_BITS`` is that switch.
 """
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -39,7 +40,7 @@ def require_runnable(tensor: torch.Tensor) -> None:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def num_multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; for an interpreted run, INTERPRETED_MULTIPROCESSORS."""
     if device.type != "cuda":
@@ -47,7 +48,7 @@ def num_multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-@lru_cache(maxsize=None)
+@cache
 def compute_capability(device: torch.device) -> int:
     """Compute capability of a CUDA device as major * 10 + minor; 0 for an interpreted run."""
     if device.type != "cuda":

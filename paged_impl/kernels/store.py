@@ -6,8 +6,8 @@
         k_cache[block, h, j // x, offset, j % x] = key[t, h, j]          packed layout (vLLM), x elements = 16 bytes
         v_cache[block, offset, h, j] or v_cache[block, h, j, offset] = value[t, h, j]
 
-Slots are widened to int64 before they are multiplied: slot * stride passes 2**31 in pools of a few GB. A program copies a tile of
-(token, head) rows, so that neither the number of heads nor the head dim need be a power of two.
+Slots are widened to int64 before they are multiplied: slot * stride passes 2**31 in pools of a few GB. A program copies
+a tile of (token, head) rows, so that neither the number of heads nor the head dim need be a power of two.
 """
 
 import torch
@@ -34,19 +34,13 @@ def store_kernel(
     # A slot past the pool is refused by the caller's check; where that was waived it still must not touch foreign memory.
     written = ((slot >= 0) & (slot < num_slots))[:, None] & (dim < HEAD_DIM)[None, :]
 
-    key = tl.load(
-        key_ptr + (token * stride_key_token + head * stride_key_head)[:, None] + dim[None, :], mask=written
-    )
+    key = tl.load(key_ptr + (token * stride_key_token + head * stride_key_head)[:, None] + dim[None, :], mask=written)
     value = tl.load(
         value_ptr + (token * stride_value_token + head * stride_value_head)[:, None] + dim[None, :],
         mask=written,
     )
-    k_row = (
-        (slot // BLOCK_SIZE) * stride_k_block + (slot % BLOCK_SIZE) * stride_k_token + head * stride_k_head
-    )
-    v_row = (
-        (slot // BLOCK_SIZE) * stride_v_block + (slot % BLOCK_SIZE) * stride_v_token + head * stride_v_head
-    )
+    k_row = (slot // BLOCK_SIZE) * stride_k_block + (slot % BLOCK_SIZE) * stride_k_token + head * stride_k_head
+    v_row = (slot // BLOCK_SIZE) * stride_v_block + (slot % BLOCK_SIZE) * stride_v_token + head * stride_v_head
     k_dim = (dim // PACK) * stride_k_chunk + dim % PACK if PACK > 0 else dim
     v_dim = dim * stride_v_dim
     tl.store(k_cache_ptr + k_row[:, None] + k_dim[None, :], key, mask=written)
@@ -62,12 +56,14 @@ def store(
     *,
     check_values: bool | None = None,
 ) -> None:
-    """Copy key and value `[tokens, Hkv, d]` into the slots `slot_mapping` names; `-1` skips a token. Modifies the caches in place.
+    """Copy key and value `[tokens, Hkv, d]` into the slots `slot_mapping` names; `-1` skips a token. Modifies the
+    caches in place.
 
-    Caches: flash layout, both `[blocks, block size, Hkv, d]` (a permuted view of `[blocks, Hkv, block size, d]` will do), or packed
-    layout, K `[blocks, Hkv, d // x, block size, x]` with `x = 16 // itemsize` and V `[blocks, Hkv, d, block size]`. Key and value may
-    be strided (slices of a fused projection); their last dimension is dense. slot_mapping: int32 or int64 `[tokens]`; no slot twice.
-    Raises ValueError before anything is written; `check_values=False` waives reading the slots (a wait for the device on a GPU).
+    Caches: flash layout, both `[blocks, block size, Hkv, d]` (a permuted view of `[blocks, Hkv, block size, d]` will
+    do), or packed layout, K `[blocks, Hkv, d // x, block size, x]` with `x = 16 // itemsize` and V `[blocks, Hkv, d,
+    block size]`. Key and value may be strided (slices of a fused projection); their last dimension is dense.
+    slot_mapping: int32 or int64 `[tokens]`; no slot twice. Raises ValueError before anything is written;
+    `check_values=False` waives reading the slots (a wait for the device on a GPU).
     """
     block_size = _check(key, value, k_cache, v_cache, slot_mapping)
     num_slots = k_cache.shape[0] * block_size

@@ -1,8 +1,9 @@
-"""Compile the kernels for an H100 / H200 (sm_90) on a machine without a GPU, exactly as decode(), prefill() and store() would launch them.
+"""Compile the kernels for an H100 / H200 (sm_90) on a machine without a GPU, exactly as decode(), prefill() and store()
+would launch them.
 
-The public functions run on meta tensors with the launch replaced by a recorder; what they would have launched is then compiled by
-`triton.compile` with the arguments specialised as Triton's launcher does (integers equal to 1 become constants; pointers and
-integers divisible by 16 say so). Needs a process where TRITON_INTERPRET is not set.
+The public functions run on meta tensors with the launch replaced by a recorder; what they would have launched is then
+compiled by `triton.compile` with the arguments specialised as Triton's launcher does (integers equal to 1 become
+constants; pointers and integers divisible by 16 say so). Needs a process where TRITON_INTERPRET is not set.
 """
 
 import re
@@ -49,16 +50,15 @@ class Compiled:
     """What the compiler says of one launch. Copies: bytes of each cp.async instruction in the code."""
 
     name: str
+    num_warps: int
     num_registers: int
     stack_bytes: int
-    spill_bytes: int
+    spills_in_loops: int
     shared_bytes: int
     copy_bytes: tuple[int, ...]
     num_mma: int
     num_wgmma: int
     ptx: str
-    ttgir: str
-    num_warps: int
 
 
 class _Recorder:
@@ -127,24 +127,42 @@ def compile_launch(launch: Launch, capability: int = 90) -> Compiled:
 
 
 def _read(binary: Any) -> Compiled:
-    ptx = binary.asm["ptx"]
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(binary.asm["cubin"])
-        cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        text = subprocess.run(
-            [str(cuobjdump), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    registers, stack, local = (int(re.search(rf"{key}:(\d+)", text)[1]) for key in ("REG", "STACK", "LOCAL"))  # type: ignore[index]
+        usage = _output(tools / "cuobjdump", "-res-usage", file.name)
+        code = _output(tools / "nvdisasm", "-c", file.name)
+    registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
+    ptx = binary.asm["ptx"]
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], (0x[0-9a-f]+)", ptx)
     return Compiled(
         name=binary.metadata.name,
+        num_warps=binary.metadata.num_warps,
         num_registers=registers,
         stack_bytes=stack,
-        spill_bytes=local,
+        spills_in_loops=_spills_in_loops(code),
         shared_bytes=binary.metadata.shared,
-        copy_bytes=tuple(int(size) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global.*?, (0x[0-9a-f]+|\d+)", ptx.replace("0x10", "16").replace("0x8", "8").replace("0x4", "4"))),
+        copy_bytes=tuple(int(size, 16) for size in copies),
         num_mma=len(re.findall(r"\bmma\.sync", ptx)),
         num_wgmma=len(re.findall(r"wgmma\.mma_async", ptx)),
         ptx=ptx,
-        ttgir=binary.asm["ttgir"],
-        num_warps=binary.metadata.num_warps,
     )
+
+
+def _output(*command: Any) -> str:
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
+
+
+def _spills_in_loops(code: str) -> int:
+    """Local memory accesses between a label and a later branch back to it, in an nvdisasm listing."""
+    labels: dict[str, int] = {}
+    accesses: list[int] = []
+    spills: set[int] = set()
+    for number, line in enumerate(code.splitlines()):
+        if match := re.match(r"(\.L_x_\d+):", line):
+            labels[match[1]] = number
+        if re.search(r"\b(LDL|STL)\b", line):
+            accesses.append(number)
+        if (match := re.search(r"BRA.*?`\((\.L_x_\d+)\)", line)) and match[1] in labels:
+            spills.update(access for access in accesses if access > labels[match[1]])
+    return len(spills)
