@@ -23,14 +23,18 @@ def budget(profile_name: str, profile: settings) -> tuple[settings, int]:
 
 
 def on_device(target: Target, device: str) -> Target:
-    """The target restricted to one device. Its `make` raises `Unavailable` where it does not declare that device."""
+    """The target restricted to one device, with its `capabilities_on_cuda` there if it has them.
+
+    Its `make` raises `Unavailable` where it does not declare that device.
+    """
 
     def make(original: Callable[[], Any] = target.make) -> Any:
         adapter = original()
         declared = adapter.capabilities.devices
         if device not in declared:
             raise Unavailable(f"{target.name} runs on {', '.join(declared)}, not on {device}")
-        adapter.capabilities = replace(adapter.capabilities, devices=(device,))
+        on_this_device = getattr(adapter, f"capabilities_on_{device}", adapter.capabilities)
+        adapter.capabilities = replace(on_this_device, devices=(device,))
         return adapter
 
     return Target(target.name, target.level, make)

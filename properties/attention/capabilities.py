@@ -11,6 +11,17 @@ Poison = Literal["zero", "nan", "inf", "-inf", "huge", "attractor"]
 Padding = Literal["minus_one", "beyond", "huge", "foreign", "zero"]
 
 
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """One geometry of reads, for targets that compile for each (see `AttentionCapabilities.shapes`)."""
+
+    dtype: DType
+    block_size: int
+    num_kv_heads: int
+    ratio: int
+    head_size: int
+    window: int | None = None
+
+
 class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every default is what a careful implementation does; nothing outside the declaration is generated.
 
@@ -20,6 +31,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
         dtypes, devices, block_sizes, kv_heads, ratios, head_sizes: what cases are drawn from; `ratios` are query heads
             per KV head.
         real_shapes: it takes the shapes of real models (`named.SHAPES`) too, whatever those lists hold.
+        shapes: where each geometry costs a compilation: reads take one of these instead of drawing from the lists above.
         max_context: longest context in tokens that is generated; keep it small where a call is slow.
         max_queries: most query tokens of one sequence in a prefill.
         max_rows: most sequences in a batch.
@@ -50,6 +62,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     ratios: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 8)
     head_sizes: tuple[int, ...] = (16, 24, 32, 64, 80)
     real_shapes: bool = False
+    shapes: tuple[Shape, ...] = ()
     max_context: int = 64
     max_queries: int = 12
     max_rows: int = 4

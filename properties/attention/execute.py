@@ -45,7 +45,11 @@ class Fault:
 
 
 def execute(
-    target: AttentionTarget, call: Callable[[], object], protected: tuple[guard.Protected, ...] = ()
+    target: AttentionTarget,
+    call: Callable[[], object],
+    protected: tuple[guard.Protected, ...] = (),
+    *,
+    device: str = "cpu",
 ) -> object | Refused | Fault:
     """The result of `call()`, or how it failed. Raises AdapterError where the adapter itself is at fault."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and guard.why_unavailable() is None
@@ -53,7 +57,7 @@ def execute(
         # NumPy's warnings about NaN and infinity are those of interpreted kernels on poisoned memory.
         with (
             np.errstate(all="ignore"),
-            uninitialised_memory_filled(),
+            uninitialised_memory_filled(device),
             guard.guarded(protected) if interpreted else nullcontext(),
         ):
             return call()
@@ -88,10 +92,14 @@ def _kernel_line(error: BaseException) -> str:
 
 
 @contextmanager
-def uninitialised_memory_filled() -> Iterator[None]:
-    """torch.empty and its relatives give NaN (integers: their maximum) inside the block, so that scratch
-    memory and outputs that are read or returned before they are written show.
+def uninitialised_memory_filled(device: str) -> Iterator[None]:
+    """Memory that torch.empty and its relatives hand out inside the block holds NaN (integers: -1 or their maximum), so
+    that scratch and outputs that are read or returned before they are written show.
     """
+    if device == "cuda":
+        _soil_cuda_memory()
+        yield
+        return
     mode, warn_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -106,6 +114,16 @@ def uninitialised_memory_filled() -> Iterator[None]:
         finally:
             torch.use_deterministic_algorithms(mode, warn_only=warn_only)
             torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+
+
+def _soil_cuda_memory() -> None:
+    """Fills memory with ones bits and gives it back to torch's allocator, which hands it out again as it is.
+
+    Not by deterministic mode as on a CPU: on CUDA that selects other kernels (its indexed store changes NaN payloads).
+    """
+    sizes = (2**19,) * 8 + (2**22,) * 4 + (2**25,) * 2  # bytes: the allocator's small and large pools
+    soiled = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for size in sizes]
+    del soiled
 
 
 def protection(

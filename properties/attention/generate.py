@@ -8,6 +8,7 @@ counts and sizes that are no powers of two, more than one partition, keys and va
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from properties.attention.capabilities import AttentionCapabilities, DType, LayoutName
@@ -123,7 +124,8 @@ class AttentionMaker:
 
     def _read(self, operation: str) -> ReadCase:
         declared = self.capabilities
-        block_size = self.pick(declared.block_sizes)
+        shape = self.pick(declared.shapes) if declared.shapes else None
+        block_size = shape.block_size if shape else self.pick(declared.block_sizes)
         rows, num_blocks = self._rows(operation, block_size)
         dtype, layout, head_size = self._types(declared.layouts)
         room = (declared.max_programs or 2**31) // len(rows)  # for KV heads x partitions
@@ -131,7 +133,7 @@ class AttentionMaker:
         num_splits = self.pick(splits) if declared.num_splits and operation == "decode" else None
         heads = tuple(n for n in declared.kv_heads if n * (num_splits or 1) <= room) or declared.kv_heads[:1]
         poisons = declared.withstands or ("zero",)
-        return ReadCase(
+        case = ReadCase(
             operation="decode" if operation == "decode" else "prefill",
             rows=rows,
             num_blocks=num_blocks,
@@ -152,6 +154,7 @@ class AttentionMaker:
             extra_width=self.pick((0, 0, 1, 3)),
             variation=self.pick(READ_VARIATIONS),
         )
+        return replace(case, **msgspec.structs.asdict(shape)) if shape else case
 
     def _length(self, block_size: int, *, long: bool) -> int:
         """A context length near a block edge; a long one has three blocks or more where the limit allows it."""

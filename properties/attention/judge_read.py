@@ -75,7 +75,7 @@ class Judge:
         before = scene.memory.snapshot()
         operation = getattr(self.target, case.operation)
         protected = protection(scene.memory, scene.owned, None, strict_reads=self.capabilities.reads_only_owned)
-        result = execute(self.target, lambda: operation(scene.memory.pool, scene.batch), protected)
+        result = execute(self.target, lambda: operation(scene.memory.pool, scene.batch), protected, device=self.device)
         if isinstance(result, Fault | Refused):
             return Reading(scene, None, (), result)
         output = check_output(self.target, result, scene.batch.q)

@@ -55,7 +55,7 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
     writable[[slot for slot in case.slots if slot >= 0]] = True
     protected = protection(memory, None, writable.reshape(case.num_blocks, case.block_size), strict_reads=False)
     store = target.store  # type: ignore[attr-defined]
-    result = execute(target, lambda: store(memory.pool, keys, values, slots), protected)
+    result = execute(target, lambda: store(memory.pool, keys, values, slots), protected, device=device)
     strided = case.query_form != "contiguous" or case.pool_form != "separate"
     if isinstance(result, Refused) and strided:
         verdict.counts["strided refused"] += 1
@@ -215,7 +215,7 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
     layers = [allocate(_geometry(case), "separate", device, case.seed + 100 * i) for i in range(case.num_layers)]
     before = [layer.snapshot() for layer in layers]
     copy_blocks = target.copy_blocks  # type: ignore[attr-defined]
-    result = execute(target, lambda: copy_blocks([layer.pool for layer in layers], list(case.pairs)))
+    result = execute(target, lambda: copy_blocks([layer.pool for layer in layers], list(case.pairs)), device=device)
     where = f"copy of blocks {list(case.pairs)} over {case.num_layers} layers, {_pool_text(case)}"
     if isinstance(result, Fault | Refused):
         verdict.add("CRASH-1", f"{where}\n{target.name} failed: {result.message}")

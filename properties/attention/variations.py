@@ -131,6 +131,14 @@ def _high_count(case: ReadCase, capabilities: AttentionCapabilities, rng: random
 
 def _other_block_size(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase | None:
     sizes = [size for size in capabilities.block_sizes if size != case.block_size]
+    if capabilities.shapes:
+        same = [
+            s
+            for s in capabilities.shapes
+            if (s.dtype, s.head_size, s.ratio) == (case.dtype, case.head_size, case.ratio)
+        ]
+        sizes = [s.block_size for s in same if (s.num_kv_heads, s.window) == (case.num_kv_heads, case.window)]
+        sizes = [size for size in sizes if size != case.block_size]
     if not sizes:
         return None
     block_size = rng.choice(sizes)

@@ -4,9 +4,10 @@ import os
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from properties.attention.capabilities import AttentionCapabilities
+from properties.attention.capabilities import AttentionCapabilities, Shape
 from properties.attention.target import Batch, Output, Pool
 from properties.targets import Unavailable
 
@@ -28,6 +29,21 @@ class OurTriton:
         window=True,
         lse_base="e",
         reads_only_owned=True,
+    )
+
+    # Compiled, every geometry costs seconds and a call microseconds: few geometries, longer contexts.
+    capabilities_on_cuda = replace(
+        capabilities,
+        shapes=(
+            Shape(dtype="bfloat16", block_size=16, num_kv_heads=2, ratio=4, head_size=128),
+            Shape(dtype="bfloat16", block_size=3, num_kv_heads=2, ratio=4, head_size=128),
+            Shape(dtype="float16", block_size=16, num_kv_heads=3, ratio=5, head_size=80, window=37),
+            Shape(dtype="float32", block_size=4, num_kv_heads=1, ratio=7, head_size=64),
+        ),
+        max_context=600,
+        max_queries=200,
+        max_rows=6,
+        max_programs=None,
     )
 
     def __init__(self) -> None:
