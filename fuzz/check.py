@@ -72,7 +72,7 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
         what = f"making the adapter raised {type(error).__name__}: {error}"
         _answer(emit, [(what, "its constructor takes no arguments and must not fail")])
         return
-    problems = static_problems(adapter) if spec.level == "blocks" else []
+    problems = static_problems(adapter) if spec.level in ("blocks", "engine") else []
     offers = ", ".join(sorted(spec.offered(adapter))) or "none"
     _answer(emit, problems, [f"optional methods: {offers}"])
 
