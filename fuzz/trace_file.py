@@ -15,6 +15,8 @@ import msgspec
 
 from properties.contract import UsageError
 
+MOST_OUTPUT = 1 << 20
+"""Tokens that a request may generate: below the distance between the numbers that requests' own tokens begin with."""
 CHUNK_TOKENS = 512
 """Tokens that one id stands for."""
 
@@ -50,11 +52,16 @@ def read_requests(path: str, most: int | None = None) -> Iterator[Request]:
 def _checked(decoder: msgspec.json.Decoder[Request], line: bytes, where: str) -> Request:
     try:
         request = decoder.decode(line)
+    except RecursionError:
+        raise UsageError(
+            f"{where}: it is nested too deeply. A line has input_length, output_length and hash_ids"
+        ) from None
     except msgspec.DecodeError as error:
         raise UsageError(f"{where}: {error}. A line has input_length, output_length and hash_ids") from None
-    if request.input_length < 1 or request.output_length < 0:
+    if request.input_length < 1 or not 0 <= request.output_length < MOST_OUTPUT:
         raise UsageError(
-            f"{where}: input_length {request.input_length}, output_length {request.output_length}; give at least 1 and 0"
+            f"{where}: input_length {request.input_length}, output_length {request.output_length}; give at least 1 and 0, and "
+            f"less than {MOST_OUTPUT} to generate"
         )
     expected = -(-request.input_length // CHUNK_TOKENS)
     if len(request.hash_ids) != expected:

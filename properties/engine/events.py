@@ -17,6 +17,8 @@ from properties.engine.history import FORMAT, VERSION, Event, Finished, HistoryE
 
 MOST_AHEAD = 100_000
 """Events between the launch of a step and its end at most: beyond that the step was never finished."""
+MOST_SLOTS = 1 << 26
+"""Slots of the largest pool; each takes about a hundred bytes once it is written."""
 
 
 class HistoryError(UsageError):
@@ -66,6 +68,11 @@ class Reader:
         for name in ("block_size", "num_blocks", "max_tokens_per_step", "max_rows", "max_in_flight"):
             if getattr(event, name) < 1:
                 raise HistoryError(line.number, f"{name} is {getattr(event, name)}", "It must be at least 1")
+        if event.num_host_blocks < 0:
+            raise HistoryError(line.number, f"num_host_blocks is {event.num_host_blocks}", "It must not be negative")
+        num_slots = max(event.num_blocks, event.num_host_blocks) * event.block_size
+        if num_slots > MOST_SLOTS:
+            raise HistoryError(line.number, f"the pool has {num_slots} slots", f"At most {MOST_SLOTS} can be followed")
         return event
 
     def __iter__(self) -> Iterator[Line]:
@@ -117,6 +124,10 @@ class Reader:
         except msgspec.ValidationError as error:
             raise HistoryError(
                 number, f"not an event: {error}", "docs/history.schema.json has the form of each"
+            ) from None
+        except RecursionError:
+            raise HistoryError(
+                number, "not an event: it is nested too deeply", "Each line is one flat object"
             ) from None
         except msgspec.DecodeError as error:
             if text.endswith(b"\n"):

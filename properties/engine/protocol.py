@@ -111,7 +111,8 @@ class EngineTarget(Protocol):
     def finish(self, step: Step, tokens: Sequence[int]) -> None:
         """A launched step is done. `tokens` has one token for each row that samples, in row order.
 
-        Rows of requests that were cancelled meanwhile have a token too; it is to be dropped.
+        Rows of requests that were cancelled meanwhile have a token too; it is to be dropped. A request that ends with its
+        token has given its blocks back when `finish` returns.
         """
 
     def live(self) -> Sequence[str]:

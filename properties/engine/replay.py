@@ -26,6 +26,8 @@ from properties.protocol import Copy
 
 MOST_RUNS = 200_000
 """Interned token runs before those that nothing refers to any more are dropped; then twice what is left."""
+TIDY_EVERY = 4096
+"""Events between two looks at what can be dropped."""
 BATCH_FIELDS = StepBatch._fields
 
 
@@ -149,7 +151,7 @@ class _Judge:
                 if len(breaches) > seen:
                     verdict.breaches += [(breach, line.number) for breach in breaches[seen:]]
                 verdict.num_events += 1
-                if not verdict.num_events % 4096:
+                if not verdict.num_events % TIDY_EVERY:
                     self._tidy()
                     self.progress(line.number)
                 if verdict.cut:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import re
 import shutil
 import subprocess
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +119,9 @@ def test_a_whole_history_is_clean() -> None:
         ([SUBMIT], 1, "first event is not open"),
         ([b"[1]\n"], 1, "not an event"),
         ([b"nonsense\n", SUBMIT], 1, "not JSON"),
+        ([b'{"event":' + b"[" * 100_000 + b"\n"], 1, "line 1"),
+        ([b'{"event":"open","format":"\xff"}\n'], 1, "not JSON"),
+        ([OPEN.replace(b'"num_blocks":4', b'"num_blocks":4000000000')], 1, "8000000000 slots"),
         ([OPEN, OPEN], 2, "second open"),
         ([OPEN.replace(b'"version":1', b'"version":9')], 1, "version is 9"),
         ([OPEN.replace(b'"num_blocks":4', b'"num_blocks":0')], 1, "num_blocks is 0"),
@@ -149,6 +155,37 @@ def test_a_history_cut_anywhere_is_cut_and_no_fault() -> None:
         assert not verdict.breaches
         assert (verdict.error is None) == (kept >= len(OPEN) - 1), f"cut after {kept} bytes"
         assert verdict.error or verdict.cut, f"cut after {kept} bytes"
+
+
+def test_whatever_stands_in_a_history_it_is_judged_or_refused() -> None:
+    """Lines left out, doubled, exchanged, numbers changed: never anything but a verdict."""
+    draw = random.Random(1)
+    kinds = Counter[str]()
+    histories = [recorded(OurEngine, seed) for seed in range(12)]
+    for number in range(400):
+        lines = list(histories[number % 12])
+        for _ in range(draw.randint(1, 3)):
+            index = draw.randrange(len(lines))
+            how = draw.randrange(4)
+            if how == 0:
+                del lines[index]
+            elif how == 1:
+                lines.insert(draw.randrange(len(lines)), lines[index])
+            elif how == 2:
+                other = draw.randrange(len(lines))
+                lines[index], lines[other] = lines[other], lines[index]
+            else:
+                numbers = list(re.finditer(rb"-?\d+", lines[index]))
+                if numbers:
+                    found = draw.choice(numbers)
+                    value = str(draw.choice((-1, 0, 1, 7, 10**6, 2**70))).encode()
+                    lines[index] = lines[index][: found.start()] + value + lines[index][found.end() :]
+            if len(lines) < 2:
+                break
+        verdict = judge_history(lines)
+        kinds["error" if verdict.error else "fault" if verdict.breaches else "cut" if verdict.cut else "clean"] += 1
+
+    assert all(kinds[kind] for kind in ("error", "fault", "cut", "clean")), kinds
 
 
 def test_a_fault_stays_a_fault_in_a_cut_history() -> None:
@@ -190,10 +227,11 @@ def test_an_engine_in_c_is_judged(engine_in_c: Path) -> None:
 
 
 def test_memory_is_flat_in_the_number_of_finished_requests(engine_in_c: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("properties.engine.replay.MOST_RUNS", 4_000)
-    monkeypatch.setattr("properties.engine.bench.MOST_ENDED", 100)
+    monkeypatch.setattr("properties.engine.replay.MOST_RUNS", 2_000)
+    monkeypatch.setattr("properties.engine.replay.TIDY_EVERY", 256)
+    monkeypatch.setattr("properties.engine.bench.MOST_ENDED", 50)
     peaks = []
-    for num_requests in (1500, 4500):
+    for num_requests in (300, 900):
         lines = written(engine_in_c, num_requests, 0)
         tracemalloc.start()
         assert not judge_history(lines).breaches

@@ -169,6 +169,8 @@ GOOD = '{"input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
         ('{"input_length": 600, "output_length": 3, "hash_ids": [1, -2]}\n', "hash_ids must lie"),
         ('{"input_length": "many", "output_length": 3, "hash_ids": [1]}\n', "line 1"),
         (GOOD.rstrip()[:-4], "line 1"),
+        (GOOD.replace("3,", "1048576,"), "less than 1048576"),
+        ('{"x": ' + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
