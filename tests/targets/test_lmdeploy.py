@@ -5,12 +5,13 @@ import pytest
 from properties.blocks.operations import Admit, Append, Free, Geometry, SwapIn, SwapOut
 from tests.targets.hunt import Hunt, adapter, breaches
 
+MAKE = adapter("lmdeploy")
 GEOMETRY = Geometry(block_size=2, num_blocks=4, num_host_blocks=4)
 
 
 @pytest.fixture(name="make")
 def _make():
-    return adapter("lmdeploy")
+    return MAKE
 
 
 def test_nothing_is_found(make):

@@ -5,12 +5,13 @@ import pytest
 from properties.blocks.operations import Admit, Allocate, Append, Computed, Fork, Free, Geometry, Preempt, Resume
 from tests.targets.hunt import Hunt, adapter, breaches
 
+MAKE = adapter("transformers")
 GEOMETRY = Geometry(block_size=2, num_blocks=8)
 
 
 @pytest.fixture(name="make")
 def _make():
-    return adapter("transformers")
+    return MAKE
 
 
 @pytest.fixture(name="allocators")
