@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from properties.contract import Level
@@ -29,8 +30,12 @@ class Fault:
 
 
 def all_faults() -> dict[str, Fault]:
-    """Every planted fault by its id."""
+    """Every planted fault by its id; those of caches where torch is installed."""
     from fuzz.faults import blocks, engine_batch, engine_manager, engine_scheduler
 
-    modules = (blocks, engine_batch, engine_scheduler, engine_manager)
+    modules = [blocks, engine_batch, engine_scheduler, engine_manager]
+    if find_spec("torch") is not None:
+        from fuzz.faults import cache_reads, cache_writes
+
+        modules += [cache_writes, cache_reads]
     return {fault.id: fault for module in modules for fault in module.FAULTS}

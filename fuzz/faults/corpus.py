@@ -17,7 +17,7 @@ from properties.levels import spec_of
 from properties.minimise import breaks, minimise, trimmed
 from properties.trial import EVERYTHING
 
-OURS = {"blocks": "ours", "engine": "ours-engine"}
+OURS = {"blocks": "ours", "engine": "ours-engine", "cache": "cache-ours"}
 """Our own target of each level that has planted faults."""
 HANGS = "CRASH-2"
 """Not in the corpus: every replay of a hang lasts as long as its limit."""

@@ -26,15 +26,20 @@ def choose_geometry(below: Below, capabilities: CacheCapabilities, offers: froze
     def one(values: tuple[Any, ...]) -> Any:
         return values[below(len(values))]
 
+    heads, ratio, head_size, dtype = (
+        one(capabilities.shapes)
+        if capabilities.shapes
+        else map(one, (capabilities.kv_heads, capabilities.ratios, capabilities.head_sizes, capabilities.dtypes))
+    )
     poison: tuple[Poison, ...] = capabilities.withstands or ("zero",)
     fields = {**msgspec.structs.asdict(base), "num_sinks": 0}  # attention that reads sinks is an engine's
     return CacheGeometry(
         **fields,
         num_layers=one(capabilities.num_layers),
-        num_kv_heads=one(capabilities.kv_heads),
-        ratio=one(capabilities.ratios),
-        head_size=one(capabilities.head_sizes),
-        dtype=one(capabilities.dtypes),
+        num_kv_heads=heads,
+        ratio=ratio,
+        head_size=head_size,
+        dtype=dtype,
         device=capabilities.devices[0],
         seed=below(1 << 16),
         poison_k=poison[0] if below(2) == 0 else one(poison),
@@ -46,6 +51,9 @@ def choose_geometry(below: Below, capabilities: CacheCapabilities, offers: froze
 def accepts(capabilities: CacheCapabilities, geometry: CacheGeometry) -> bool:
     """Whether a target takes a geometry that was not drawn for it."""
     poisons = {*capabilities.withstands, "zero"}
+    shape = (geometry.num_kv_heads, geometry.ratio, geometry.head_size, geometry.dtype)
+    if capabilities.shapes and shape not in capabilities.shapes:
+        return False
     return (
         blocks.accepts(capabilities, geometry)
         and geometry.num_sinks == 0
@@ -96,6 +104,9 @@ class CacheOperationMaker(blocks.OperationMaker):
         """Some of the live sequences in any order, one token each, or now and then a few."""
         below = self.below
         names = list(state.live)
+        relatives = [name for name in names if len(state.live[name].family) > 1]
+        if relatives and below(2) == 1:  # sides of a fork that write next to each other: copies are due
+            names = relatives
         count = min(len(names), 1 + below(MOST_ROWS))
         chosen = []
         for _ in range(count):

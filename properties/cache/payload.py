@@ -40,12 +40,6 @@ class Payload:
         heads = self._geometry.num_kv_heads
         return fused[:, :heads], fused[:, heads : 2 * heads], fused[:, 2 * heads :]
 
-    def all_layers(self, runs: list[int]) -> Tensor:
-        """`[2, L, N, G, D]`: keys and values of every layer."""
-        heads = self._geometry.num_kv_heads
-        stacked = torch.stack([self._made[run] if run in self._made else self._make(run) for run in runs])
-        return torch.stack([stacked[:, :, :heads], stacked[:, :, heads : 2 * heads]]).transpose(1, 2)
-
     def _make(self, run: int) -> Tensor:
         geometry = self._geometry
         heads = geometry.num_kv_heads * (2 + geometry.ratio)

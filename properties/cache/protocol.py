@@ -36,6 +36,8 @@ class CacheCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown_
         withstands: what slots that nobody owns may hold; () = its caller must zero the pool.
         pads: `write` and `read` take more tokens than their rows have (fixed batch shapes); these are not written.
         strided: keys, values and queries may be slices of a fused projection.
+        shapes: where not empty, the only combinations of (KV heads, ratio, head size, dtype) that are generated: a target that
+            compiles for each has few of them.
         tf32: float32 products are rounded to TF32.
         effort: share of the usual number of traces that `pytest properties` runs: below 1 for a slow target.
     """
@@ -49,6 +51,7 @@ class CacheCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown_
     withstands: tuple[Poison, ...] = ("nan", "inf", "-inf", "huge")
     pads: bool = False
     strided: bool = True
+    shapes: tuple[tuple[int, int, int, DType], ...] = ()
     tf32: bool = False
     effort: float = 1.0
 

@@ -26,7 +26,7 @@ PADDING = 123.0
 _CLAUSE_OF_FAULT = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3"}
 
 
-with uninitialised_memory_filled():
+with uninitialised_memory_filled("cpu"):
     pass  # its first use imports much of torch: not within somebody's time limit
 
 
@@ -73,7 +73,7 @@ class Tensors:
     def call(self, method: str, *arguments: Any) -> Any:
         """Call `write`, `read` or `commit`: guarded where kernels are interpreted, with uninitialised memory filled."""
         target = self.probe.target
-        result = execute(target, lambda: getattr(target, method)(*arguments))
+        result = execute(target, lambda: getattr(target, method)(*arguments), device=self.geometry.device)
         if isinstance(result, Fault) and result.kind in _CLAUSE_OF_FAULT:
             id = _CLAUSE_OF_FAULT[result.kind]
             self.state.judged[id] += 1

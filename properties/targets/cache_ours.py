@@ -182,14 +182,12 @@ class OurTritonCache(OurCache):
     backend = "triton"
     capabilities = CacheCapabilities(
         refusals=(OutOfBlocks,),
-        block_sizes=(1, 3, 4, 16),
+        block_sizes=(1, 3, 16),
         num_blocks=(1, 8),
         max_sequences=3,
         max_tokens=24,
         num_layers=(1, 2),
-        kv_heads=(1, 2),
-        ratios=(1, 3),
-        head_sizes=(16, 24),
+        shapes=((1, 1, 16, "float32"), (2, 3, 24, "float16"), (1, 4, 32, "bfloat16")),
         devices=("cpu", "cuda"),
         salts=True,
         window=True,

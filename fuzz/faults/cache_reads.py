@@ -1,195 +1,25 @@
-"""Broken variants of `PagedKVCache`, one bug each: the negative controls of the cache level.
+"""Planted faults of caches: what is read. Each variant overrides the one place where its bug sits."""
 
-`breaks` is the clause that must catch the bug, `clue` words that the explanation must contain. Numbers such as vllm#641 are
-issues of that project in which the bug, or its like, was reported.
-"""
+from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from paged_impl.backends.interface import store_by_index
+from fuzz.faults import Fault
+from fuzz.faults.cache_variant import Broken, planter
 from paged_impl.backends.torch_gather import attend, gather
-from paged_impl.block_manager import BlockManager, Copy
-from paged_impl.cache import PagedKVCache
-from paged_impl.sequence_state import SequenceState
 from paged_impl.step import Name, Step
-from properties.targets.cache_ours import OurCache
+
+FAULTS: list[Fault] = []
+plant = planter(FAULTS)
 
 
-class Broken(PagedKVCache):
-    """Base of the variants."""
-
-    breaks: ClassVar[str]
-    clue: ClassVar[str] = ""
-
-
-# ---- copies
-
-
-class CopiesOneLayer(Broken):
-    """Copy on write of the first layer alone."""
-
-    breaks, clue = "COW-2", "of layer 1"
-
-    def _changed(self) -> None:
-        kept = self.pools[:, 1:].clone()
-        super()._changed()
-        self.pools[:, 1:] = kept
-
-
-class CopiesKeysOnly(Broken):
-    """Keys are copied, values are not."""
-
-    breaks, clue = "COW-2", "values of layer 0"
-
-    def _changed(self) -> None:
-        kept = self.pools[1].clone()
-        super()._changed()
-        self.pools[1] = kept
-
-
-class CopiesBackwards(Broken):
-    """Source and destination are exchanged."""
-
-    breaks = "COW-2"
-
-    def _changed(self) -> None:
-        copies = self.manager.take_copies()
-        self.manager._copies = [
-            c if c.src_space != c.dst_space else Copy(c.dst_block, c.src_block, *c[2:]) for c in copies
-        ]
-        told, self.on_copies = self.on_copies, None
-        super()._changed()
-        self.on_copies = told
-        if told is not None and copies:
-            told(copies)
-
-
-class CopyReachesTooFar(Broken):
-    """A copy takes one block more than asked for."""
-
-    breaks, clue = "STORE-1", "where it does not lie"
-
-    def _changed(self) -> None:
-        copies = list(self.manager._copies)
-        super()._changed()
-        for copy in copies:
-            if copy.dst_space == "device":
-                self.pools[:, :, (copy.dst_block + 1) % self.shape.num_blocks] = self.pools[
-                    :, :, copy.dst_block
-                ].clone()
-
-
-class _SharesTail(BlockManager):
-    def _make_tail_writable(self, seq: SequenceState) -> None:
-        pass
-
-
-class NoCopyOnWrite(Broken):
-    """The shared tail is written in place (vllm#1126: beams see each other's tokens)."""
-
-    breaks, clue = "COW-1", "a copy was due"
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.manager.__class__ = _SharesTail
-
-
-class SwapsInLate(Broken):
-    """Copies back from host memory are left to the next step."""
-
-    breaks = "SWAP-1"
-
-    def swap_in(self, name: Name) -> None:
-        self.manager.swap_in(name)
-        self._version += 1
-        if self.on_copies is not None:
-            self.on_copies(self.manager.take_copies())
-
-
-class SwapsKeysOnly(Broken):
-    """What comes back from host memory are the keys alone."""
-
-    breaks, clue = "SWAP-1", "values of layer"
-
-    def _changed(self) -> None:
-        copies, kept = list(self.manager._copies), self.pools[1].clone()
-        super()._changed()
-        for copy in copies:
-            if copy.src_space == "host":
-                self.pools[1, :, copy.dst_block] = kept[:, copy.dst_block]
-
-
-# ---- stores
-
-
-class StaleSlotMapping(Broken):
-    """The slot mapping is made from the table that the sequence had before the copy."""
-
-    breaks, clue = "STORE-1", "was to be written"
-
-    def append(self, name: Name, tokens: Sequence[int]) -> None:
-        before = self.manager.table(name)
-        super().append(name, tokens)
-        self.__dict__.setdefault("stale", {})[name] = before
-
-    def write(self, layer: int, key: Tensor, value: Tensor, step: Step) -> None:
-        slots, begin, size = step.slot_mapping.clone(), 0, self.shape.block_size
-        for row in step.rows:
-            table = self.__dict__.get("stale", {}).get(row.name, ())
-            for index, position in enumerate(range(row.start, row.stop), begin):
-                if position // size < len(table) and table[position // size] >= 0:
-                    slots[index] = table[position // size] * size + position % size
-            begin += row.stop - row.start
-        super().write(layer, key, value, replace(step, slot_mapping=slots, layers_written=step.layers_written))
-
-
-class StoresIntoTheNextLayer(Broken):
-    """Layer indices that start at one."""
-
-    breaks = "STORE-1"
-
-    def write(self, layer: int, key: Tensor, value: Tensor, step: Step) -> None:
-        super().write((layer + 1) % self.shape.num_layers, key, value, step)
-        step.layers_written.add(layer)
-
-
-class PaddingIsTheLastSlot(Broken):
-    """Slot -1 is used as an index (vllm#43810)."""
-
-    breaks, clue = "SLOT-3", "the last of the pool"
-
-    def write(self, layer: int, key: Tensor, value: Tensor, step: Step) -> None:
-        last = self.shape.num_blocks * self.shape.block_size - 1
-        slots = torch.where(step.slot_mapping < 0, last, step.slot_mapping)
-        k_cache, v_cache = self.layer(layer)
-        store_by_index(key, value, k_cache, v_cache, slots)
-        step.layers_written.add(layer)
-
-
-class CommitMovesAToken(Broken):
-    """Publishing a block rotates its last slot away."""
-
-    breaks, clue = "CONTENT-1", "nothing was to be written"
-
-    def commit(self, step: Step) -> None:
-        super().commit(step)
-        table = self.manager.table(step.rows[0].name)
-        if table and table[0] >= 0:
-            self.pools[:, :, table[0]] = self.pools[:, :, table[0]].roll(1, 2)
-
-
-# ---- reads
-
-
+@plant("READ-2", "vllm-project/vllm#641, Dao-AILab/flash-attention#2374: weights of 0 times NaN", "the values of slots")
 class ValuesOfTheTailAreNotMasked(Broken):
-    """Whole blocks are read and scores masked; 0 x NaN is NaN (vllm#641, flash-attention#2374)."""
-
-    breaks, clue = "READ-2", "the values of slots"
+    """Whole blocks are read and scores masked; 0 x NaN is NaN."""
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         out = super()._attend(caches, query, step, scale)
@@ -200,10 +30,9 @@ class ValuesOfTheTailAreNotMasked(Broken):
         return out
 
 
+@plant("READ-2", "deepbeepmeep/Wan2GP#1628: the mask is added, and NaN + -inf is NaN", "the keys of slots")
 class KeysOfTheTailAreNotMasked(Broken):
     """The mask is added to the scores: NaN + -inf is NaN."""
-
-    breaks, clue = "READ-2", "the keys of slots"
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         out = super()._attend(caches, query, step, scale)
@@ -225,10 +54,9 @@ class _ReadsOtherwise(Broken):
         return super()._attend(caches, query, self.change(step), scale)
 
 
+@plant("READ-1", "golang-design/accel#10: a kernel that ignores the table", "Clue: the output is that of")
 class IdentityTable(_ReadsOtherwise):
     """Blocks 0, 1, 2, ... are read."""
-
-    breaks, clue = "READ-1", "Clue: the output is that of"
 
     def change(self, step: Step) -> Step:
         width = step.block_table.shape[1]
@@ -236,28 +64,25 @@ class IdentityTable(_ReadsOtherwise):
         return replace(step, block_table=table.expand(len(step.rows), width).contiguous())
 
 
+@plant("READ-1", "GeeeekExplorer/nano-vllm#67: a position and a length confused")
 class LastTokenIsDropped(_ReadsOtherwise):
     """The context length does not count the token just written."""
-
-    breaks = "READ-1"
 
     def change(self, step: Step) -> Step:
         return replace(step, context_lens=(step.context_lens - 1).clamp_min(1))
 
 
+@plant("READ-1", "flashinfer-ai/flashinfer#1023: a scale is passed and lost", "a scale of 1")
 class ScaleIsForgotten(Broken):
     """Scores are not scaled."""
-
-    breaks, clue = "READ-1", "a scale of 1"
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         return super()._attend(caches, query, step, 1.0)
 
 
+@plant("READ-1", "a slip without a record: the other way to group query heads", "h % num_kv_heads")
 class HeadsAreInterleaved(Broken):
     """Query head h reads KV head h % num_kv_heads."""
-
-    breaks, clue = "READ-1", "h % num_kv_heads"
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         groups = self.shape.num_kv_heads
@@ -267,19 +92,21 @@ class HeadsAreInterleaved(Broken):
         return out
 
 
+@plant("READ-1", "a slip without a record: the layer index is not passed on")
 class ReadsTheFirstLayer(Broken):
     """Every layer reads the KV of layer 0."""
-
-    breaks = "READ-1"
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         return super()._attend(self.layer(0), query, step, scale)
 
 
+@plant(
+    "READ-1",
+    "tanishqkumar/ssd#22: on a hit the new keys are read without the cached ones in front",
+    "the cached prefix left out",
+)
 class PrefillForgetsTheCache(Broken):
     """A chunk attends to its own tokens alone, not to the prefix behind it (the cached one included)."""
-
-    breaks, clue = "READ-1", "the cached prefix left out"
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         out = super()._attend(caches, query, step, scale)
@@ -295,29 +122,26 @@ class PrefillForgetsTheCache(Broken):
         return out
 
 
+@plant("READ-1", "vllm-project/tpu-inference#1185: tokens outside the window are attended to")
 class WindowIsOneTooWide(Broken):
     """The window counts the tokens before the query, not the query's own."""
-
-    breaks = "READ-1"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.window = None if self.window is None else self.window + 1
 
 
+@plant("READ-5", "vllm-project/vllm#7018: rows of a batch without a table of their own", "right when it is read alone")
 class OneTableForAll(_ReadsOtherwise):
     """Every row of a batch reads through the first row's table."""
-
-    breaks, clue = "READ-5", "right when it is read alone"
 
     def change(self, step: Step) -> Step:
         return replace(step, block_table=step.block_table[:1].expand_as(step.block_table).contiguous())
 
 
+@plant("BATCH-3", "vllm-project/vllm#13922: rows and tokens counted as one under padding", "without the")
 class PaddingShiftsTheRows(Broken):
     """The last row is given the padding tokens as queries of its own: its real ones see too little."""
-
-    breaks, clue = "BATCH-3", "without the"
 
     def attend(self, layer: int, query: Tensor, step: Step, *, scale: float | None = None) -> Tensor:
         if not step.num_padding:
@@ -332,10 +156,9 @@ class PaddingShiftsTheRows(Broken):
         return super().attend(layer, query, whole, scale=scale)
 
 
+@plant("READ-6", "Wenyueh/MinivLLM#87: a length that is 0 at an edge", "the only token")
 class OneTokenIsNothing(Broken):
     """A context of one token is taken for an empty one."""
-
-    breaks, clue = "READ-6", "the only token"
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         out = super()._attend(caches, query, step, scale)
@@ -345,20 +168,20 @@ class OneTokenIsNothing(Broken):
         return out
 
 
+@plant("READ-7", "flashinfer-ai/flashinfer#527: the real strides are ignored", "contiguous queries")
 class QueriesAreTakenAsDense(Broken):
     """Queries are read as if they were contiguous: a slice of a fused projection is not."""
-
-    breaks, clue = "READ-7", "contiguous queries"
 
     def _attend(self, caches: tuple[Tensor, Tensor], query: Tensor, step: Step, scale: float) -> Tensor:
         dense = torch.empty(query.shape).stride()
         return super()._attend(caches, query.as_strided(query.shape, dense), step, scale)
 
 
+@plant(
+    "PREEMPT-1", "GeeeekExplorer/nano-vllm#144: a sequence is not recognised after preemption", "was preempted before"
+)
 class TableIsRememberedByName(_ReadsOtherwise):
     """A sequence that comes back is read through the table that it had before."""
-
-    breaks, clue = "PREEMPT-1", "was preempted before"
 
     def preempt(self, name: Name) -> list[int]:
         self.__dict__.setdefault("old", {})[name] = list(self.manager.table(name))
@@ -372,30 +195,11 @@ class TableIsRememberedByName(_ReadsOtherwise):
         return replace(step, block_table=table)
 
 
+@plant("CRASH-1", "Wenyueh/MinivLLM#87: a remainder that is 0 at exact multiples", "ZeroDivisionError")
 class RaisesOnABlockBoundary(Broken):
     """A step that ends on a block boundary divides by what is left of the block."""
-
-    breaks, clue = "CRASH-1", "ZeroDivisionError"
 
     def commit(self, step: Step) -> None:
         for row in step.rows:
             _ = 1 // (row.stop % self.shape.block_size)
         super().commit(step)
-
-
-def target_of(broken: type[Broken]) -> type[OurCache]:
-    """The target whose cache is that variant."""
-
-    class Target(OurCache):
-        def cache_class(self) -> type[PagedKVCache]:
-            return broken
-
-    Target.__name__ = Target.__qualname__ = broken.__name__
-    return Target
-
-
-def all_broken() -> list[type[Broken]]:
-    """Every variant, in the order of this file."""
-    return [
-        cls for cls in globals().values() if isinstance(cls, type) and issubclass(cls, Broken) and "breaks" in vars(cls)
-    ]
