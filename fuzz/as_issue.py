@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fuzz.issue_nano import nano_script
 from properties.blocks import operations as ops
 from properties.case import Case
 from properties.contract import UsageError, clause
@@ -33,16 +34,17 @@ Renderer = Callable[[Script], None]
 
 def issue_of(case: Case) -> str:
     """The text of a bug report. Raises `UsageError` for a target whose calls are not known here."""
-    if case.target not in _RENDERERS:
+    base = case.target.partition(":")[0]  # nano-vllm:PATH
+    if base not in _RENDERERS:
         known = ", ".join(_RENDERERS)
         raise UsageError(
             f"--as-issue knows the calls of {known}, not of {case.target!r}: use --as-test, which runs your adapter"
         )
     script = Script(case)
-    _RENDERERS[case.target](script)
+    _RENDERERS[base](script)
     versions = ", ".join(f"{name} {version}" for name, version in case.versions.items() if name != "pagefault")
     return _REPORT.format(
-        title=_TITLES[case.target],
+        title=_TITLES[base],
         clause=clause(case.property).text,
         steps="\n".join(steps_in_words(case.operations)),
         message=case.message,
@@ -72,6 +74,7 @@ _TITLES = {
     "torch-flex": "torch.nn.attention.experimental._paged_attention.PagedAttention",
     "mini-vllm": "mini_vllm.block_manager.BlockSpaceManager",
     "tokasaurus": "tokasaurus.manager.allocator.BlockAllocator",
+    "nano-vllm": "nanovllm.engine.scheduler.Scheduler",
 }
 
 
@@ -187,4 +190,13 @@ def _tokasaurus_step(script: Script, op: Any) -> None:
             _tokasaurus_step(script, ops.Free(live))
 
 
-_RENDERERS: dict[str, Renderer] = {"torch-flex": _torch_flex, "mini-vllm": _mini_vllm, "tokasaurus": _tokasaurus}
+def _nano_vllm(script: Script) -> None:
+    script.lines = nano_script(script.case).rstrip().splitlines()
+
+
+_RENDERERS: dict[str, Renderer] = {
+    "torch-flex": _torch_flex,
+    "mini-vllm": _mini_vllm,
+    "tokasaurus": _tokasaurus,
+    "nano-vllm": _nano_vllm,
+}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fuzz.as_issue import issue_of
+from properties.case import Case
 from properties.contract import UsageError
 from properties.drive import drive
 from properties.levels import spec_of
+from properties.minimise import trimmed
 from properties.targets import load
 from properties.trial import EVERYTHING
 
@@ -64,6 +68,31 @@ def test_the_lesson_is_clean(kind: str) -> None:
 )
 def test_a_fault_in_the_checkout_is_found(tmp_path: Path, file: str, old: str, new: str, clause: str) -> None:
     assert clause in broken(f"nano-vllm:{changed(tmp_path, file, old, new)}")
+
+
+def test_a_case_becomes_a_script_that_needs_the_checkout_alone(tmp_path: Path) -> None:
+    path = changed(tmp_path, MANAGER, "        seq.num_cached_tokens = 0", "        pass")
+    target = load(f"nano-vllm:{path}")
+    spec = spec_of("engine")
+    for seed in range(100):
+        geometry, verdict = drive(spec, target.make, seed, tolerate=EVERYTHING)
+        if verdict.broke("PREEMPT-1"):
+            break
+    geometry, operations = trimmed(spec, target.make, (geometry, tuple(verdict.applied)), "PREEMPT-1")
+    case = Case(
+        level="engine", target=target.name, property="PREEMPT-1", message="", geometry=geometry, operations=operations
+    )
+    report = issue_of(case)
+    script = report[report.index("```python") + len("```python") : report.rindex("```")]
+    assert "pagefault" not in script
+    faulty, sound = (
+        subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+        for folder in (path, LESSON)
+    )
+
+    assert "AssertionError" in faulty.stderr
+    assert " reads its position " in faulty.stderr
+    assert (sound.returncode, sound.stderr) == (0, "")
 
 
 def test_two_checkouts_do_not_meet_and_nothing_stays_behind(tmp_path: Path) -> None:
