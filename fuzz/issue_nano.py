@@ -90,5 +90,5 @@ def _step(operation: Any) -> str:
     if isinstance(operation, Finish):
         return "finish()"
     if isinstance(operation, DriveToIdle):
-        return "while not scheduler.is_finished():\n    launch(); finish()"
+        return "while scheduler.waiting or scheduler.running:\n    launch(); finish()"
     return f"# {operation}"
