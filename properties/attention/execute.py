@@ -60,7 +60,10 @@ def execute(
             uninitialised_memory_filled(device),
             guard.guarded(protected) if interpreted else nullcontext(),
         ):
-            return call()
+            result = call()
+            if device == "cuda":
+                torch.cuda.synchronize()  # a fault in a kernel belongs to this call
+            return result
     except Exception as error:
         return _sorted_out(target, error)
 

@@ -63,6 +63,11 @@ BUILTIN: dict[str, Builtin] = {
         "properties.attention.targets.flex:TorchFlexAttention",
         "torch FlexAttention over pages, eager",
     ),
+    "jax-pallas": Builtin(
+        "attention",
+        "properties.attention.targets.jax_pallas:JaxPallas",
+        "JAX's Pallas paged attention, interpreted",
+    ),
     "flash-attn": Builtin("attention", "properties.attention.targets.backends:FlashAttn", "flash-attn 2, pages of 256"),
     "torch-varlen": Builtin(
         "attention", "properties.attention.targets.backends:TorchVarlen", "torch's varlen_attn with a block table"
