@@ -52,7 +52,8 @@ class Request:
     num_scheduled: int = 0
     num_in_flight: int = 0
     waits_for_sample: bool = False
-    swapped: bool = False
+    running: bool = False  # holds device blocks
+    swapped: bool = False  # holds host blocks
 
     @property
     def num_sampled(self) -> int:
@@ -146,7 +147,7 @@ class Scheduler:
     def table(self, name: Name) -> tuple[int, ...]:
         """Block table of a live request; empty while it has no blocks."""
         request = self._requests[name]
-        return self.manager.table(name) if request.num_scheduled or request in self._running else ()
+        return self.manager.table(name) if request.running else ()
 
     # ---- steps
 
@@ -156,7 +157,7 @@ class Scheduler:
         for request in list(self._running):
             if draft.is_full:
                 break
-            if request in self._running:  # it may have been preempted for an older one
+            if request.running:  # else it was preempted for an older one
                 self._continue(request, draft)
         while self._waiting and not draft.is_full and not draft.preempted:
             if not self._admit(self._waiting[0], draft):
@@ -223,6 +224,7 @@ class Scheduler:
         else:
             manager.free(name)
             request.num_scheduled = 0
+        request.running = False
         self._running.remove(request)
         self._waiting.append(request)
         self._waiting.sort(key=_arrival)
@@ -245,6 +247,7 @@ class Scheduler:
             request.num_scheduled = manager.allocate(name, request.tokens, request.salt)
         self._blocked = None
         draft.admitted.append(name)
+        request.running = True
         self._waiting.remove(request)
         self._running.append(request)
         self._running.sort(key=_arrival)
@@ -284,7 +287,7 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         del self._requests[request.name]
-        if request in self._running:
+        if request.running:
             self._running.remove(request)
             self.manager.free(request.name)
             return
