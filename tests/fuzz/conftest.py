@@ -13,7 +13,7 @@ from tests.fuzz.helpers import Finished, bad, pagefault
 def leaky(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """One campaign on a target with a leak: its folder, and how it ended."""
     cwd = tmp_path_factory.mktemp("leaky")
-    done = pagefault("run", "-t", bad("Leaky"), "--time", "4s", "--seed", 1, "--out", "out", "--json", cwd=cwd)
+    done = pagefault("run", "-t", bad("Leaky"), "--time", "3s", "--seed", 1, "--out", "out", "--json", cwd=cwd)
     return cwd, done
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fuzz import cli
-from tests.fuzz.helpers import ROOT, bad, environment, pagefault
+from tests.fuzz.helpers import bad, environment, pagefault
 
 MISTAKES = [
     (["run", "--time", "0s"], "--time 0s is out of range", "for example 60s or 8h"),
@@ -82,29 +82,37 @@ def test_an_unknown_target_is_one_line_and_leaves_nothing_behind(arguments: list
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_command_has_a_page_of_help_and_takes_json() -> None:
-    for name in cli.COMMANDS:
-        done = pagefault(name, "--help", cwd=ROOT, COLUMNS="200", NO_COLOR="1")
-        assert done.code == 0
-        assert "--json" in done.out
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_a_page_of_help_and_takes_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([name, "--help"])
+
+    assert caught.value.code == 0
+    assert "--json" in capsys.readouterr().out
 
 
 def test_a_campaign_on_blocks_begins_within_a_second_and_a_half_and_without_torch(tmp_path: Path) -> None:
     taken = []
-    for number in range(2):  # the first may have to write compiled files
+    for number in range(5):  # the first may have to write compiled files, and the machine may be busy
         started = time.monotonic()
-        out = tmp_path / str(number)
-        done = pagefault("run", "-t", bad("Watches"), "--cases", 1, "--out", out, cwd=tmp_path, FIRST=str(tmp_path / "first"))
+        out, first = tmp_path / str(number), str(tmp_path / "first")
+        done = pagefault("run", "-t", bad("Watches"), "--cases", 1, "--out", out, cwd=tmp_path, FIRST=first)
         assert done.code in (0, 2), done.err
         began, torch = (tmp_path / "first").read_text().split()
         assert torch == "False"
         taken.append(float(began) - started)
+        if taken[-1] < 1.5:
+            return
 
-    assert min(taken) < 1.5
+    pytest.fail(f"the first case began after {min(taken):.2f} s at best")
 
 
 def test_the_supervisor_imports_neither_torch_nor_a_target() -> None:
-    code = "import sys, fuzz.commands.run, fuzz.progress, fuzz.summary; print([m for m in sys.modules if 'torch' in m or 'paged_impl' in m])"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    code = (
+        "import sys, fuzz.commands.run, fuzz.progress, fuzz.summary; "
+        "print([m for m in sys.modules if 'torch' in m or 'paged_impl' in m])"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"

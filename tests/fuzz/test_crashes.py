@@ -24,7 +24,7 @@ def test_a_death_or_a_hang_is_a_case(name: str, words: str, steps: int, tmp_path
         "-t",
         bad(name),
         "--time",
-        "3s",
+        "1s",
         "--seed",
         3,
         "--call-limit",
@@ -49,7 +49,7 @@ def test_a_death_or_a_hang_is_a_case(name: str, words: str, steps: int, tmp_path
 
 
 def test_garbage_on_every_stream_does_no_harm(tmp_path: Path) -> None:
-    done = pagefault("run", "-t", bad("Prints"), "--time", "4s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path)
+    done = pagefault("run", "-t", bad("Prints"), "--time", "2s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path)
 
     assert done.code == 0, done.err
     assert done.json["targets"][bad("Prints")]["findings"] == []
@@ -64,7 +64,7 @@ def test_a_worker_that_somebody_killed_is_no_finding(tmp_path: Path) -> None:
         "-t",
         bad("DiesLater"),
         "--time",
-        "4s",
+        "2s",
         "--seed",
         3,
         "--out",
@@ -101,7 +101,7 @@ def test_a_broken_adapter_is_never_a_finding(name: str, words: str, tmp_path: Pa
 
 
 def test_chance_is_called_flaky(tmp_path: Path) -> None:
-    done = pagefault("run", "-t", bad("Random"), "--time", "4s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path)
+    done = pagefault("run", "-t", bad("Random"), "--time", "2s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path)
     findings = done.json["targets"][bad("Random")]["findings"]
 
     assert done.code == 1

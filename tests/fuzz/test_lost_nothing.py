@@ -75,7 +75,7 @@ def test_kill_9_of_the_supervisor_loses_nothing_and_leaves_no_process(tmp_path: 
         before, waiting = _findings(out), _pending(out)
         _wait_for(lambda: all(map(_gone, children)), 5)
     state = json.loads((out / "state.json").read_bytes())["targets"][bad("Leaky")]
-    again = pagefault("run", "--resume", out, "--time", "3s", "--json", cwd=tmp_path)
+    again = pagefault("run", "--resume", out, "--time", "1s", "--json", cwd=tmp_path)
     result = again.json["targets"][bad("Leaky")]
     found = {finding["property"] for finding in result["findings"]}
 

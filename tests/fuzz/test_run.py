@@ -16,7 +16,7 @@ from tests.fuzz.helpers import Finished, bad, pagefault
 def clean(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
     """A campaign on our own manager."""
     cwd = tmp_path_factory.mktemp("clean")
-    return cwd, pagefault("run", "-t", "ours", "--time", "4s", "--seed", 5, "--json", cwd=cwd)
+    return cwd, pagefault("run", "-t", "ours", "--time", "3s", "--seed", 5, "--json", cwd=cwd)
 
 
 def test_a_sound_target_is_clean(clean: tuple[Path, Finished]) -> None:
@@ -149,18 +149,18 @@ def _ledger(path: Path, entries: list[dict[str, object]]) -> Path:
 
 def test_known_findings_are_counted_and_break_nothing(tmp_path: Path) -> None:
     target = bad("Boasts")
-    first = pagefault("run", "-t", target, "--time", "2s", "--seed", 1, "--out", "a", "--json", cwd=tmp_path)
+    first = pagefault("run", "-t", target, "--cases", 150, "--seed", 1, "--out", "a", "--json", cwd=tmp_path)
     findings = first.json["targets"][target]["findings"]
     prints = sorted({finding["fingerprint"] for finding in findings})
     entry = {"target": target, "property": "ALLOC-4P", "tracker": "issue 7", "note": "boasts", "versions": ["0.1.0"]}
     unused = {**entry, "property": "HASH-1", "fingerprints": ["0" * 16]}
     ledger = _ledger(tmp_path / "l.json", [{**entry, "fingerprints": prints}, unused])
     second = pagefault(
-        "run", "-t", target, "--time", "2s", "--seed", 2, "--out", "b", "--known-failures", ledger, cwd=tmp_path
+        "run", "-t", target, "--cases", 150, "--seed", 2, "--out", "b", "--known-failures", ledger, cwd=tmp_path
     )
     other = _ledger(tmp_path / "m.json", [{**entry, "fingerprints": prints, "versions": ["9.9"]}])
     third = pagefault(
-        "run", "-t", target, "--time", "2s", "--seed", 2, "--out", "c", "--known-failures", other, cwd=tmp_path
+        "run", "-t", target, "--cases", 150, "--seed", 2, "--out", "c", "--known-failures", other, cwd=tmp_path
     )
 
     assert first.code == 1
