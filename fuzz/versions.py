@@ -6,12 +6,19 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from properties.ledger import is_ours
+
 DISTRIBUTIONS = {
-    "ours": "pagefault",
     "torch-flex": "torch",
+    "torch-flex-attention": "torch",
+    "torch-varlen": "torch",
+    "plain-torch": "torch",
+    "flash-attn": "flash-attn",
+    "jax-pallas": "jax",
     "mini-vllm": "mini-vllm",
     "transformers": "transformers",
     "tokasaurus": "tokasaurus",
+    "lmdeploy": "lmdeploy",
 }
 """Which distribution a built-in target tests; an adapter of somebody else's may say so in `distribution`."""
 
@@ -26,6 +33,8 @@ def installed(distribution: str) -> str | None:
 
 def distribution_of(target: str, adapter: Any = None) -> str | None:
     """The distribution that a target tests, where it is known."""
+    if is_ours(target):
+        return "pagefault"
     return DISTRIBUTIONS.get(target) or getattr(adapter, "distribution", None)
 
 
