@@ -254,9 +254,9 @@ class BlockManager:
         """Logical block -> host block of what is computed, -1 as in `table`; empty unless swapped out."""
         return tuple(self._sequence(name).host_table or ())
 
-    def tokens(self, name: Name) -> list[int]:
-        """The tokens of the sequence, computed or not."""
-        return self._sequence(name).tokens.tolist()
+    def tokens(self, name: Name, start: int = 0, stop: int | None = None) -> list[int]:
+        """The tokens of the sequence at positions `[start, stop)`, computed or not; all of them unless told."""
+        return self._sequence(name).tokens[start:stop].tolist()
 
     def num_tokens(self, name: Name) -> int:
         """Tokens of the sequence, computed or not."""

@@ -251,9 +251,8 @@ class PagedKVCache:
         for row in rows:
             if self.manager.is_swapped_out(row.name):
                 raise ValueError(f"sequence {row.name!r} is swapped out: call swap_in first")
-            located.append(
-                Located(row, self.manager.tokens(row.name)[row.start : row.stop], self.manager.table(row.name))
-            )
+            tokens = self.manager.tokens(row.name, row.start, row.stop)
+            located.append(Located(row, tokens, self.manager.table(row.name)))
         num_padding = max(0, pad_to - sum(row.stop - row.start for row in rows))
         return build(
             located, self.shape.block_size, num_padding, writes=writes, version=self._version, device=self.shape.device

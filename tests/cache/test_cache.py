@@ -11,6 +11,7 @@ from paged_impl.block_manager import Copy
 from paged_impl.cache import PagedKVCache
 from paged_impl.errors import OutOfBlocks
 from paged_impl.step import Row, Step, independent
+from paged_impl.transformers_client import attention
 
 LAYERS, HEADS, KV_HEADS, DIM = 2, 4, 2, 16
 
@@ -220,6 +221,21 @@ def test_a_call_that_is_refused(what: str) -> None:
 
     with pytest.raises((ValueError, KeyError), match=message):
         call(cache, step)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"attention_mask": torch.zeros(1)}, "takes no mask of its own"),
+        ({"attention_mask": None, "softcap": 30.0}, r"softcap=30\.0"),
+    ],
+)
+def test_what_the_attention_of_transformers_cannot_honour(given: dict[str, object], message: str) -> None:
+    cache, step = planned()
+    q, k, v = (t.transpose(0, 1)[None] for t in qkv(5))
+
+    with pytest.raises(ValueError, match=message):
+        attention(None, q, k, v, scaling=0.25, paged_cache=cache, paged_step=step, **given)  # type: ignore[arg-type]
 
 
 def test_a_swapped_sequence_has_no_step() -> None:
