@@ -3,7 +3,47 @@
 from __future__ import annotations
 
 from properties.attention.capabilities import DType, Poison
-from properties.blocks.operations import BlocksOperation, Geometry, Operation
+from properties.blocks.operations import (
+    Admit,
+    Allocate,
+    Append,
+    BlocksOperation,
+    Computed,
+    Drain,
+    Fork,
+    Free,
+    FreeAgain,
+    Geometry,
+    Lookup,
+    Operation,
+    Preempt,
+    Resume,
+    SwapIn,
+    SwapOut,
+    Truncate,
+)
+
+__all__ = [
+    "Admit",
+    "Allocate",
+    "Append",
+    "BatchStep",
+    "CacheGeometry",
+    "CacheOperation",
+    "Computed",
+    "Drain",
+    "Fork",
+    "Free",
+    "FreeAgain",
+    "Lookup",
+    "Operation",
+    "Preempt",
+    "Resume",
+    "SwapIn",
+    "SwapOut",
+    "Truncate",
+]
+"""Everything that a trace of this level may hold, so that a stand-alone test imports it from one place."""
 
 
 class BatchStep(Operation, frozen=True, tag="batch"):

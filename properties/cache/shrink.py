@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from properties.blocks.operations import Append, Operation
+from properties.blocks.operations import Admit, Allocate, Append, Operation
 from properties.blocks.shrink import shrink as shrink_blocks
 from properties.cache.operations import BatchStep, CacheGeometry
 
@@ -31,10 +31,21 @@ def shrink(geometry: CacheGeometry, operations: Sequence[Operation]) -> Iterator
         if isinstance(op, BatchStep):
             for smaller in _smaller_batches(op):
                 yield geometry, (*ops[:index], smaller, *ops[index + 1 :])
+    yield from ((geometry, smaller) for smaller in _admitted(ops))
     for field, value in _PLAIN.items():
         if getattr(geometry, field) != value:
             yield replace(geometry, **{field: value}), ops
     yield from shrink_blocks(geometry, ops)  # type: ignore[misc]
+
+
+def _admitted(ops: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    """An admission in place of an allocation and the batch that computes it alone."""
+    for index, op in enumerate(ops):
+        if isinstance(op, BatchStep) and len(op.names) == 1:
+            for before, first in enumerate(ops[:index]):
+                if isinstance(first, Allocate) and first.name == op.names[0]:
+                    admit = Admit(first.name, first.tokens, first.salt)
+                    yield (*ops[:before], admit, *ops[before + 1 : index], *ops[index + 1 :])
 
 
 def _smaller_batches(op: BatchStep) -> Iterator[Operation]:
