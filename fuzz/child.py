@@ -37,7 +37,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the supervisor, which then ends its children in order
-            env=_environment(),
+            env=_environment(device),
         )
         os.close(commands_read)
         os.close(replies_write)
@@ -132,9 +132,13 @@ def _command(target: str, device: str, commands: int, replies: int) -> list[str]
     return [*base, "--commands", str(commands), "--replies", str(replies)]
 
 
-def _environment() -> dict[str, str]:
-    """What makes children alike: a fixed order of sets, and one thread, since campaigns spread over processes."""
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"}
+def _environment(device: str) -> dict[str, str]:
+    """What makes children alike: a fixed order of sets, and one thread, since campaigns spread over processes.
+
+    Without a GPU Triton's kernels are interpreted, which must be said before Triton is imported.
+    """
+    interpreted = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    return {"OMP_NUM_THREADS": "1", **interpreted, **os.environ, "PYTHONHASHSEED": "0"}
 
 
 def _drain(file: int) -> tuple[bytes, bool]:

@@ -75,7 +75,7 @@ def _print_target(outcome: Outcome, console: Console) -> None:
         plain(console, f"\nknown: {run.name} {finding.case.property}, {finding.known.note}")
         plain(console, f"tracker: {finding.known.tracker}\ncase:    {finding.path}")
         plain(console, f"replay:  pagefault repro {finding.path}")
-    if run.ready and run.tally.operations:
+    if run.ready:
         _print_reached(outcome, console)
 
 
@@ -84,8 +84,9 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
     assert run.ready is not None
     judged = ", ".join(f"{id} {run.tally.judged.get(id, 0):,}" for id in run.ready.applicable)
     marks = ", ".join(f"{mark} {run.tally.marks.get(mark, 0):,}" for mark in run.ready.marks)
-    plain(console, f"\n{run.name} judged: {judged}")
-    plain(console, f"{run.name} reached: {marks}")
+    if run.tally.operations:
+        plain(console, f"\n{run.name} judged: {judged}")
+        plain(console, f"{run.name} reached: {marks}")
     if run.tally.restarts:
         plain(console, f"{run.name}: its process ended or hung {run.tally.restarts} times and was started again")
     if any(f.case.property == "CRASH-1" for f in outcome.new) and not run.tally.marks.get("a refusal"):
