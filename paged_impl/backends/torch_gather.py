@@ -37,6 +37,8 @@ class TorchGather(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        if max_context_len == 0:  # nothing but padding rows
+            return torch.zeros_like(q)
         keys, values = gather(k_cache, v_cache, block_table, max_context_len)
         position = torch.arange(keys.shape[1], device=q.device)
         seen = position < context_lens[:, None]

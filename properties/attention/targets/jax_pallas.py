@@ -62,7 +62,7 @@ class JaxPallas:
             k_splits=1,
             interpret=True,
         )
-        return Output(torch.from_dlpack(out).clone())
+        return Output(torch.utils.dlpack.from_dlpack(out).clone())
 
     def _pages(self, cache: Tensor) -> Tensor:
         """[G, pages, P, D], padded to a multiple of PAGE_MULTIPLE pages."""

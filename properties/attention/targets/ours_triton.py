@@ -1,6 +1,7 @@
 """Our Triton kernels: interpreted on a CPU (TRITON_INTERPRET=1 before Triton is imported), compiled on a GPU."""
 
 import os
+import sys
 from typing import Literal
 
 import torch
@@ -48,7 +49,11 @@ class OurTriton:
 
     def __init__(self) -> None:
         if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-            raise Unavailable("no GPU here: set TRITON_INTERPRET=1 before Triton is imported, to interpret the kernels")
+            if "triton" in sys.modules:
+                raise Unavailable(
+                    "no GPU here, and Triton is imported already: set TRITON_INTERPRET=1 before, to interpret"
+                )
+            os.environ["TRITON_INTERPRET"] = "1"  # it counts from the first import on
         try:
             from paged_impl import kernels
         except ImportError as error:

@@ -1,0 +1,77 @@
+"""The built-in attention targets: right where they run, a reason where they do not, ADAPTER where an adapter is wrong."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from properties.attention.budget import on_device
+from properties.attention.judges import judge
+from properties.attention.spec import SPEC
+from properties.attention.target import Batch, Output, Pool
+from properties.attention.targets.plain import PlainTorch
+from properties.contract import AdapterError
+from properties.drive import drive
+from properties.targets import Unavailable, load
+from tests.attention.test_findings import BATCH
+
+
+@pytest.mark.parametrize(("name", "num_traces"), [("ours-gather", 60), ("torch-flex-attention", 4), ("ours-triton", 4)])
+def test_a_target_that_runs_here_has_no_finding(name: str, num_traces: int) -> None:
+    if name == "ours-triton" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("compiled kernels are judged on a GPU by: pytest properties --target ours-triton --device cuda")
+    judged = 0
+    for seed in range(num_traces):
+        _, verdict = drive(SPEC, load(name).make, seed)
+        assert verdict.adapter is None
+        assert verdict.breaches == [], verdict.breaches[0].message
+        judged += verdict.state.judged["READ-1"]
+
+    assert judged >= 2 * num_traces
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here they may be available")
+@pytest.mark.parametrize("name", ["flash-attn", "torch-varlen"])
+def test_a_target_that_needs_a_gpu_says_so(name: str) -> None:
+    with pytest.raises(Unavailable, match="runs on CUDA only, and torch sees no GPU here"):
+        load(name).make()
+
+
+def test_a_target_refuses_a_device_that_it_does_not_declare() -> None:
+    with pytest.raises(Unavailable, match="torch-flex-attention runs on cpu, not on cuda"):
+        on_device(load("torch-flex-attention"), "cuda").make()
+
+
+class WrongShape(PlainTorch):
+    """Forgets a head."""
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        return Output(super().decode(pool, batch).out[:, 1:])
+
+
+class WrongType(PlainTorch):
+    """Returns a bare tensor."""
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        return super().decode(pool, batch).out  # type: ignore[return-value]
+
+
+class Misspelt(PlainTorch):
+    """Calls a method that does not exist."""
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        return batch.run()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        (WrongShape, r"returned out \(2, 5, 16\)"),
+        (WrongType, "returned Tensor"),
+        (Misspelt, "AttributeError.*no attribute 'run'"),
+    ],
+)
+def test_a_mistake_in_an_adapter_is_no_finding(adapter: Callable[[], PlainTorch], message: str) -> None:
+    with pytest.raises(AdapterError, match=message):
+        judge(adapter(), BATCH)

@@ -1,0 +1,79 @@
+"""Each classic bug of a Triton kernel is caught in the interpreter, by its clause, and the guard names the line."""
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("these kernels are meant for the interpreter", allow_module_level=True)
+
+from msgspec.structs import replace
+
+from properties.attention.cases import ReadCase, Row, StoreCase
+from properties.attention.judges import judge
+from tests.attention.triton_faults import SmallTriton
+
+CASE = ReadCase(
+    operation="decode",
+    rows=(Row(key=0, context_len=13, table=(5, 1, 6, 3)), Row(key=1, context_len=1, table=(0,))),
+    num_blocks=8,
+    block_size=4,
+    num_kv_heads=2,
+    ratio=3,
+    head_size=24,
+)
+
+# The second tile of 16 tokens asks for table entries 4 to 7 of the last row, which has five.
+FIVE_BLOCKS = (Row(key=0, context_len=17, table=(5, 1, 6, 3, 0)),)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 5])
+@pytest.mark.parametrize("variation", ["move", "high_stride", "repoison", "splits", "alone", "pad"])
+def test_with_every_switch_on_the_kernels_are_right(variation: str, num_splits: int) -> None:
+    verdict = judge(SmallTriton(), replace(CASE, variation=variation, num_splits=num_splits))
+
+    assert verdict.findings == []
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "property_id", "clue"),
+    [
+        (SmallTriton(mask_values=False), {}, "READ-2", "must not touch (slots that no sequence owns)"),
+        (SmallTriton(mask_table=False), {"rows": FIVE_BLOCKS}, "READ-2", "leaves every tensor of the launch"),
+        (SmallTriton(wide_offsets=False), {"variation": "high_stride"}, "READ-3", "overflow"),
+        (SmallTriton(empty_is_zero=False), {"num_splits": 5}, "READ-4", "Right in one partition"),
+        (SmallTriton(partial_stride=0), {"num_splits": 2}, "READ-4", "Right in one partition"),
+    ],
+    ids=["values not masked", "table not masked", "32-bit offsets", "empty partition", "stride-0 partials"],
+)
+def test_each_bug_is_caught(target: SmallTriton, changes: dict[str, object], property_id: str, clue: str) -> None:
+    findings = judge(target, replace(CASE, **changes)).findings
+
+    assert [finding.property for finding in findings] == [property_id]
+    assert clue in findings[0].message
+
+
+def test_unmasked_values_are_caught_by_poison_where_a_target_may_load_them() -> None:
+    target = SmallTriton(mask_values=False)
+    target.capabilities = replace(target.capabilities, reads_only_owned=False)
+
+    findings = judge(target, CASE).findings
+
+    assert [finding.property for finding in findings] == ["READ-2"]
+    assert "values of slots that the sequence does not own (here nan)" in findings[0].message
+
+
+def test_the_guard_names_the_line_of_the_kernel() -> None:
+    message = judge(SmallTriton(mask_table=False), replace(CASE, rows=FIVE_BLOCKS)).findings[0].message
+
+    assert "triton_faults.py:" in message
+
+
+def test_a_store_kernel_that_needs_a_power_of_two_is_caught() -> None:
+    """nano-vllm's store: heads x head size is one tl.arange, so 3 heads of 16 are refused."""
+    right = judge(SmallTriton(), StoreCase(slots=(5, -1, 0), num_blocks=3, block_size=4, num_kv_heads=2))
+    findings = judge(SmallTriton(), StoreCase(slots=(5, -1, 0), num_blocks=3, block_size=4, num_kv_heads=3)).findings
+
+    assert right.findings == []
+    assert [finding.property for finding in findings] == ["CRASH-1"]
+    assert "power of 2" in findings[0].message

@@ -1,0 +1,136 @@
+"""A small Triton decode kernel with switches for the bugs that such kernels have had, and a store kernel with one.
+
+Partition j of row s, head h holds softmax(q k^T) v over its range of tokens, and its log-sum-exp; the merge is done
+by a second kernel. With every switch off the pair is correct.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from properties.attention.capabilities import AttentionCapabilities
+from properties.attention.target import Batch, Output, Pool
+
+
+@triton.jit
+def partition_kernel(
+    parts_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr, scale, width, num_splits,
+    stride_qs, stride_qh, stride_block, stride_token, stride_head, stride_part,
+    RATIO: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+    MASK_VALUES: tl.constexpr, MASK_TABLE: tl.constexpr, WIDE: tl.constexpr, EMPTY_IS_ZERO: tl.constexpr,
+):  # fmt: skip
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lens_ptr + row)
+    per_part = tl.maximum((length + num_splits - 1) // num_splits, 1)
+    begin = part * per_part
+    end = tl.minimum(begin + per_part, length)
+    dim = tl.arange(0, BLOCK_D)
+    q = tl.load(q_ptr + row * stride_qs + head * stride_qh + dim, mask=dim < D, other=0.0).to(tl.float32)
+    peak = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((), tl.float32)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    for start in range(begin, end, TILE):
+        token = start + tl.arange(0, TILE)
+        own = token < end
+        if MASK_TABLE:
+            block = tl.load(table_ptr + row * width + token // SIZE, mask=own, other=0)
+        else:
+            block = tl.load(table_ptr + row * width + token // SIZE)  # read past the row
+        if WIDE:
+            block = block.to(tl.int64)
+        offset = block * stride_block + token % SIZE * stride_token + (head // RATIO) * stride_head
+        inside = own[:, None] & (dim < D)[None, :]
+        k = tl.load(k_ptr + offset[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        if MASK_VALUES:
+            v = tl.load(v_ptr + offset[:, None] + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        else:
+            v = tl.load(v_ptr + offset[:, None] + dim[None, :], mask=(dim < D)[None, :], other=0.0).to(tl.float32)
+        score = tl.where(own, tl.sum(k * q[None, :], 1) * scale, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(score, 0))
+        kept = tl.exp(peak - new_peak)
+        weight = tl.exp(score - new_peak)
+        total = total * kept + tl.sum(weight, 0)
+        acc = acc * kept + tl.sum(weight[:, None] * v, 0)
+        peak = new_peak
+    if EMPTY_IS_ZERO:  # noqa: SIM108
+        acc = acc / tl.where(total == 0.0, 1.0, total)
+    else:
+        acc = acc / total  # 0 / 0 in an empty partition
+    place = (row * tl.num_programs(1) + head) * num_splits + part * stride_part
+    tl.store(parts_ptr + place * BLOCK_D + dim, acc)
+    tl.store(lse_ptr + place, peak + tl.log(total))
+
+
+@triton.jit
+def merge_kernel(out_ptr, parts_ptr, lse_ptr, num_splits, stride_part, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    row = tl.program_id(0)
+    dim = tl.arange(0, BLOCK_D)
+    peak = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((), tl.float32)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    for part in range(num_splits):
+        place = row * num_splits + part * stride_part
+        lse = tl.load(lse_ptr + place)
+        new_peak = tl.maximum(peak, lse)
+        floor = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        kept, weight = tl.exp(peak - floor), tl.exp(lse - floor)
+        total = total * kept + weight
+        acc = acc * kept + weight * tl.load(parts_ptr + place * BLOCK_D + dim)
+        peak = new_peak
+    acc = acc / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + row * D + dim, acc.to(out_ptr.dtype.element_ty), mask=dim < D)
+
+
+@triton.jit
+def store_kernel(key_ptr, value_ptr, k_ptr, v_ptr, slots_ptr, stride_token, D: tl.constexpr):
+    """As in nano-vllm: one program a token, heads x head size as one range, which must be a power of two."""
+    token = tl.program_id(0)
+    slot = tl.load(slots_ptr + token)
+    if slot == -1:
+        return
+    dim = tl.arange(0, D)
+    tl.store(k_ptr + slot * D + dim, tl.load(key_ptr + token * stride_token + dim))
+    tl.store(v_ptr + slot * D + dim, tl.load(value_ptr + token * stride_token + dim))
+
+
+CAPABILITIES = AttentionCapabilities(dtypes=("float32",), num_splits=True, max_context=40, reads_only_owned=True)
+
+
+@dataclass
+class SmallTriton:
+    """The kernels as a target. Each switch that is turned off is one bug."""
+
+    mask_values: bool = True
+    mask_table: bool = True
+    wide_offsets: bool = True
+    empty_is_zero: bool = True
+    partial_stride: int = 1
+    level: Literal["attention"] = "attention"
+    name: str = "small-triton"
+    capabilities: AttentionCapabilities = CAPABILITIES
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        keys, values = pool.flash_views()
+        num_rows, num_heads, head_size = batch.q.shape
+        splits, block_d = batch.num_splits or 1, triton.next_power_of_2(head_size)
+        parts = torch.empty(num_rows * num_heads * splits, block_d)
+        lse = torch.empty(num_rows * num_heads * splits)
+        tables = batch.padded_block_tables()
+        partition_kernel[(num_rows, num_heads, splits)](
+            parts, lse, batch.q, keys, values, tables, batch.context_lens_tensor(), batch.scale, tables.shape[1], splits,
+            batch.q.stride(0), batch.q.stride(1), *keys.stride()[:3], self.partial_stride,
+            num_heads // batch.num_kv_heads, head_size, block_d, batch.block_size, 16,
+            self.mask_values, self.mask_table, self.wide_offsets, self.empty_is_zero,
+        )  # fmt: skip
+        out = torch.empty(batch.q.shape, dtype=batch.q.dtype)
+        merge_kernel[(num_rows * num_heads,)](out, parts, lse, splits, self.partial_stride, head_size, block_d)
+        return Output(out)
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        cache = pool.flash_views()
+        elements = keys.shape[1] * keys.shape[2]
+        store_kernel[(keys.shape[0],)](keys, values, *cache, slot_mapping, keys.stride(0), elements)
