@@ -154,15 +154,19 @@ def _output(*command: Any) -> str:
 
 
 def _spills_in_loops(code: str) -> int:
-    """Local memory accesses between a label and a later branch back to it, in an nvdisasm listing."""
+    """Local memory accesses inside innermost loops (a label and a later branch back to it), in an nvdisasm listing.
+
+    Innermost: code moved out of line, such as the waiting for a barrier, also branches back, over everything between.
+    """
     labels: dict[str, int] = {}
-    accesses: list[int] = []
-    spills: set[int] = set()
+    spills: list[int] = []
+    loops: list[tuple[int, int]] = []
     for number, line in enumerate(code.splitlines()):
         if match := re.match(r"(\.L_x_\d+):", line):
             labels[match[1]] = number
         if re.search(r"\b(LDL|STL)\b", line):
-            accesses.append(number)
+            spills.append(number)
         if (match := re.search(r"BRA.*?`\((\.L_x_\d+)\)", line)) and match[1] in labels:
-            spills.update(access for access in accesses if access > labels[match[1]])
-    return len(spills)
+            loops.append((labels[match[1]], number))
+    inner = [loop for loop in loops if not any(loop[0] <= other[0] and other[1] < loop[1] for other in loops)]
+    return sum(any(start < spill < stop for start, stop in inner) for spill in spills)

@@ -1,0 +1,72 @@
+"""Compile what the rules choose for a set of shapes, for sm_90; print one JSON list. A process of its own: see sm90.py."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+
+import sm90
+import torch
+
+from paged_impl.kernels import decode, prefill, store
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+# (name, sequences, query length, query heads, KV heads, head dim, block size, dtype); contexts of 4096 tokens
+DECODE = (
+    ("one wave", 32, 1, 32, 8, 128, 16, BF16), ("one page a tile", 32, 1, 32, 8, 128, 256, BF16),
+    ("four small programs", 64, 1, 32, 8, 128, 16, BF16), ("odd page", 32, 1, 32, 8, 128, 24, BF16),
+    ("multi-query", 64, 1, 71, 1, 64, 16, BF16), ("wide head", 64, 1, 16, 8, 256, 16, BF16),
+    ("padded head", 64, 1, 32, 8, 96, 16, F16), ("float32", 4, 1, 32, 8, 128, 16, F32),
+)  # fmt: skip
+PREFILL = (
+    ("long", 4, 4096, 32, 8, 128, 16, BF16), ("long, copy engine", 4, 4096, 32, 8, 128, 256, BF16),
+    ("packed", 4, 16, 28, 4, 128, 16, BF16), ("wide head", 4, 2048, 16, 8, 256, 16, BF16),
+    ("float32", 4, 64, 32, 8, 128, 16, F32),
+)  # fmt: skip
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launches(
+    kind: str, seqs: int, query: int, heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype
+) -> list[sm90.Launch]:
+    width = -(-4096 // block // 16) * 16
+    cache = empty(64, block, kv_heads, dim, dtype=dtype)
+    q = empty(seqs * query, heads, dim, dtype=dtype)
+    with sm90.recording() as recorded:
+        if kind == "decode":
+            decode(q, cache, cache, empty(seqs, width), empty(seqs), scale=0.1, check_values=False)
+        else:
+            prefill(
+                q, cache, cache, empty(seqs, width), empty(seqs + 1), empty(seqs),
+                scale=0.1, max_query_len=query, check_values=False,
+            )  # fmt: skip
+    return recorded
+
+
+def store_launches() -> list[sm90.Launch]:
+    cache, new = empty(64, 16, 8, 128, dtype=BF16), empty(100, 8, 128, dtype=BF16)
+    with sm90.recording() as recorded:
+        store(new, new, cache, cache, empty(100), check_values=False)
+    return recorded
+
+
+def main(write: Callable[[str], object] = sys.stdout.write) -> None:
+    jobs = [(f"store {index}", launch) for index, launch in enumerate(store_launches())]
+    for kind, shapes in (("decode", DECODE), ("prefill", PREFILL)):
+        for name, *shape in shapes:
+            jobs += [(f"{kind} {name}", launch) for launch in launches(kind, *shape)]
+    compiled = []
+    for name, launch in jobs:
+        fields = dataclasses.asdict(sm90.compile_launch(launch))
+        fields["vector_loads"] = len(
+            [line for line in fields.pop("ptx").splitlines() if "ld.global" in line and ".v4.b32" in line]
+        )
+        compiled.append({"shape": name} | fields)
+    write(json.dumps(compiled))
+
+
+if __name__ == "__main__":
+    main()

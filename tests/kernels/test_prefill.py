@@ -1,0 +1,121 @@
+"""prefill() against float64: whole prompts, chunks behind a cached prefix, windows; everything not owned is poisoned."""
+
+import pytest
+import torch
+
+from paged_impl.kernels import decode, prefill, rules
+from tests.kernels import plain
+
+SHAPES = [
+    # lengths, queries, heads, block size, window
+    ([1, 70, 0, 33], [1, 40, 0, 5], "4/2/64", 16, None),
+    ([17, 64, 65], [2, 64, 1], "6/2/24", 5, None),
+    ([3, 100], [3, 10], "5/1/32", 1, None),
+    ([200, 140], [9, 12], "2/2/16", 256, None),
+    ([60, 34, 7], [30, 34, 1], "4/2/96", 16, 20),
+    ([140], [130], "2/1/16", 16, None),  # beyond the packing of heads
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("lens", "query_lens", "heads", "block_size", "window"), SHAPES)
+def test_agrees_with_float64(
+    lens: list[int],
+    query_lens: list[int],
+    heads: str,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    batch = plain.make_batch(lens, heads, block_size, dtype, query_lens, device=device)
+    expected, expected_lse = plain.answer(batch, window)
+
+    out, lse = prefill(
+        *batch.prefill_args(), scale=batch.scale, max_query_len=max(query_lens), window=window, return_lse=True
+    )
+
+    plain.assert_close(out, expected)
+    plain.assert_close(lse, expected_lse, plain.LARGEST_LSE_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("rule", "block_size"),
+    [(rules.PrefillRule(32, 16, 4, 2, pack=True), 8), (rules.PrefillRule(16, 32, 4, 2, pack=False), 4),
+     (rules.PrefillRule(64, 16, 4, 2, pack=False, tma=True), 16), (rules.PrefillRule(32, 16, 4, 2, pack=True, tma=True), 32)],
+    ids=["packed", "token rows", "copy engine", "copy engine, packed"],
+)  # fmt: skip
+def test_every_kind_of_rule(rule: rules.PrefillRule, block_size: int, device: str) -> None:
+    batch = plain.make_batch([70, 37, 5], "4/2/32", block_size, torch.float16, [50, 37, 2], device=device)
+
+    out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=50, rule=rule)
+
+    plain.assert_close(out, plain.answer(batch)[0])
+
+
+def test_chunks_give_what_one_call_gives(device: str) -> None:
+    """The same 40 tokens in one call, and in chunks of 15 with the earlier ones in the cache."""
+    batch = plain.make_batch([40], "4/2/32", query_lens=[40], device=device)
+    whole = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=40)
+    for start, stop in ((0, 15), (15, 30), (30, 40)):
+        bounds = torch.tensor([0, stop - start], dtype=torch.int32, device=device)
+        lens = torch.tensor([stop], dtype=torch.int32, device=device)
+
+        chunk = prefill(
+            batch.q[start:stop],
+            batch.k_cache,
+            batch.v_cache,
+            batch.table,
+            bounds,
+            lens,
+            scale=batch.scale,
+            max_query_len=15,
+        )
+
+        plain.assert_close(chunk, whole[start:stop].cpu().double(), 2e-6)
+
+
+def test_one_query_is_decode(device: str) -> None:
+    batch = plain.make_batch([9, 30, 1], query_lens=[1, 1, 1], device=device)
+
+    out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=1)
+
+    plain.assert_close(out, decode(*batch.decode_args(), scale=batch.scale).cpu().double(), 2e-6)
+
+
+def test_rows_of_padding_are_left_alone(device: str) -> None:
+    batch = plain.make_batch([6], query_lens=[6], device=device)
+    q = torch.cat([batch.q, batch.q])
+    out = torch.full_like(q, 5.0)
+
+    prefill(q, *batch.prefill_args()[1:], scale=batch.scale, max_query_len=6, out=out)
+
+    plain.assert_close(out[:6], plain.answer(batch)[0])
+    assert torch.equal(out[6:], torch.full_like(out[6:], 5.0))
+
+
+BAD = {
+    "cu_seqlens_q[0]=1": lambda b: {"cu_seqlens_q": b.cu_q + 1},
+    "cu_seqlens_q falls by 2 at sequence 1": lambda b: {"cu_seqlens_q": torch.tensor([0, 7, 5]).int()},
+    "cu_seqlens_q[-1]=9 exceeds the 8 rows of q": lambda b: {"cu_seqlens_q": torch.tensor([0, 5, 9]).int()},
+    "cu_seqlens_q is empty": lambda b: {"cu_seqlens_q": b.cu_q[:0]},
+    "sequence 0 has 5 queries, more than max_query_len=4": lambda b: {"max_query_len": 4},
+    "sequence 0 has 5 queries but context_lens[0]=4": lambda b: {"context_lens": torch.tensor([4, 9]).int()},
+    "scale=0": lambda b: {"scale": 0.0},
+    "max_query_len=-1": lambda b: {"max_query_len": -1},
+    "context_lens[1]=50 exceeds block_table": lambda b: {"context_lens": torch.tensor([6, 50]).int()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD, ids=str)
+def test_refuses(message: str) -> None:
+    batch = plain.make_batch([6, 9], query_lens=[5, 3])
+    names = ("q", "k_cache", "v_cache", "block_table", "cu_seqlens_q", "context_lens")
+    arguments = (
+        dict(zip(names, batch.prefill_args(), strict=True)) | {"scale": 1.0, "max_query_len": 5} | BAD[message](batch)
+    )
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is compared below)
+        prefill(**arguments)
+
+    assert message in str(caught.value)

@@ -1,0 +1,98 @@
+"""The compile gate, for every kind of launch the rules choose: no spills in loops, 16-byte copies, shared memory in bounds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+SHARED_MEMORY_LIMIT = 232_448  # bytes a program may use on compute capability 9.0
+REGISTERS_AND_SHARED_MEMORY = 65_536, 233_472  # of one multiprocessor; 1 KB of the latter is taken per program
+
+
+@pytest.fixture(scope="session")
+def compiled() -> list[dict[str, Any]]:
+    path = os.pathsep.join([str(FOLDER), str(FOLDER.parent.parent)])
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | {"PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "sm90_gate.py")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def programs_per_multiprocessor(kernel: dict[str, Any]) -> int:
+    registers, shared = REGISTERS_AND_SHARED_MEMORY
+    per_warp = -(-kernel["num_registers"] // 8) * 8 * 32
+    return min(registers // (per_warp * kernel["num_warps"]), shared // (kernel["shared_bytes"] + 1024))
+
+
+def test_every_kernel_is_compiled(compiled: list[dict[str, Any]]) -> None:
+    assert {kernel["name"] for kernel in compiled} == {
+        "store_kernel",
+        "decode_kernel",
+        "combine_kernel",
+        "prefill_kernel",
+    }
+
+
+def test_nothing_is_spilled_in_a_loop(compiled: list[dict[str, Any]]) -> None:
+    spilled = [kernel["shape"] for kernel in compiled if kernel["spills_in_loops"]]
+
+    assert spilled == []
+
+
+def test_decode_spills_nothing_and_prefill_little(compiled: list[dict[str, Any]]) -> None:
+    """Prefill's largest tile parks up to 64 bytes of addresses while its loops run; see NOTES.md."""
+    for kernel in compiled:
+        limit = 64 if kernel["name"] == "prefill_kernel" else 0
+        assert kernel["stack_bytes"] <= limit, kernel["shape"]
+
+
+def test_shared_memory_is_within_the_limit(compiled: list[dict[str, Any]]) -> None:
+    for kernel in compiled:
+        assert kernel["shared_bytes"] <= SHARED_MEMORY_LIMIT, kernel["shape"]
+
+
+def test_keys_and_values_are_copied_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
+    """Smaller copies are block ids, at most one for each 16-byte copy; none at all means loads that do not overlap."""
+    for kernel in compiled:
+        if kernel["name"] in ("decode_kernel", "prefill_kernel"):
+            wide = sum(size == 16 for size in kernel["copy_bytes"])
+            assert wide > 0, kernel["shape"]
+            assert wide >= sum(size < 16 for size in kernel["copy_bytes"]), kernel["shape"]
+
+
+def test_store_loads_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
+    stores = [kernel for kernel in compiled if kernel["name"] == "store_kernel"]
+
+    assert [kernel["vector_loads"] > 0 for kernel in stores] == [True]
+
+
+def test_decode_programs_fill_a_multiprocessor_exactly(compiled: list[dict[str, Any]]) -> None:
+    """A wave of twice (four times) as many programs as multiprocessors is spread evenly only where no more fit."""
+    expected = {
+        "one wave": 2,
+        "one page a tile": 2,
+        "odd page": 2,
+        "four small programs": 4,
+        "multi-query": 2,
+        "wide head": 2,
+    }
+    for name, programs in expected.items():
+        (kernel,) = (k for k in compiled if k["shape"] == f"decode {name}" and k["name"] == "decode_kernel")
+        assert programs_per_multiprocessor(kernel) == programs, name
+
+
+def test_products_run_on_the_tensor_cores(compiled: list[dict[str, Any]]) -> None:
+    for kernel in compiled:
+        if kernel["name"] in ("decode_kernel", "prefill_kernel"):
+            exact = "float32" in kernel["shape"]
+            assert (kernel["num_mma"] + kernel["num_wgmma"] == 0) == exact, kernel["shape"]
+            if kernel["name"] == "prefill_kernel" and not exact:
+                assert kernel["num_wgmma"] > 0, kernel["shape"]
