@@ -39,7 +39,7 @@ def loop(tmp_path: Path) -> Any:
     def run(first: int, stop: int) -> messages.Counts:
         """Run cases; the counts of all of them."""
         said.clear()
-        made.obey(messages.Slice(first=first, stop=stop, seconds=600))
+        made.obey(messages.Slice(first=first, stop=stop, seconds=600, left_s=600))
         counts = [message for message in said if isinstance(message, messages.Counts)]
         judged: dict[str, int] = {}
         for part in counts:

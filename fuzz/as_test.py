@@ -43,8 +43,7 @@ def test_{function}() -> None:
 
 def test_of(case: Case) -> str:
     """The text of a pytest file."""
-    parts = [case.geometry, *case.operations]
-    names = sorted({type(part).__name__ for part in parts})
+    names = sorted(set().union(*(_names_in(part) for part in (case.geometry, *case.operations))))
     return _TEMPLATE.format(
         property=case.property,
         target=case.target,
@@ -58,6 +57,16 @@ def test_of(case: Case) -> str:
         level=case.level,
         function=case.property.lower().replace("-", "_"),
     )
+
+
+def _names_in(value: Any) -> set[str]:
+    """The class names that the Python text of a value needs, those of structs inside structs included."""
+    if isinstance(value, tuple | list):
+        return set().union(*(_names_in(item) for item in value)) if value else set()
+    if not isinstance(value, msgspec.Struct):
+        return set()
+    names = {type(value).__name__}
+    return names.union(*(_names_in(getattr(value, field)) for field in value.__struct_fields__))
 
 
 def as_python(struct: Any) -> str:

@@ -21,6 +21,7 @@ from fuzz.filing import Filing
 from fuzz.folder import DiskError, Folder
 from fuzz.jobs import CRASH, crash_message
 from fuzz.loop import safe_name
+from fuzz.values import LONGEST_S
 from properties.case import Case, encode, read
 from properties.contract import UsageError
 from properties.ledger import Ledger
@@ -46,7 +47,6 @@ class Campaign:
         self.filing = Filing(folder, ledger, self._say)
         self.runs = {name: TargetRun(name, limit_s=options.limit_s) for name in options.targets}
         self.workers: dict[tuple[int, str], Worker] = {}
-        self.turn: dict[int, int] = {}
         self.examiners = Examiners(options.device, options.limit_s)
         self.selector = selectors.DefaultSelector()
         self.before_s = 0.0
@@ -118,24 +118,22 @@ class Campaign:
     # ---- workers ---------------------------------------------------------------------------------------------------
 
     def _occupy(self, slot: int) -> None:
-        """Give a slot something to do: its targets take turns."""
+        """Give a slot something to do: of its targets the one that had the least time."""
         if any(worker.slot == slot and worker.busy is not None for worker in self.workers.values()):
             return
         names = list(self.runs)
-        mine = names[slot :: self.options.workers] or [names[slot % len(names)]]
-        for offset in range(len(mine)):
-            turn = (self.turn.get(slot, 0) + offset) % len(mine)
-            run = self.runs[mine[turn]]
+        mine = [self.runs[name] for name in names[slot :: self.options.workers] or [names[slot % len(names)]]]
+        for run in sorted(mine, key=lambda run: run.tally.busy_s):
             if run.going and self._give(slot, run):
-                self.turn[slot] = turn + 1
                 return
 
     def _give(self, slot: int, run: TargetRun) -> bool:
         worker = self.workers.get((slot, run.name))
         if worker is None:
             self._start(slot, run)
-            return True
-        assert worker.child.ready is not None  # an idle worker has said so
+            return False  # others may work while it imports its target
+        if worker.child.ready is None:
+            return False
         if not run.rerun:
             run.rerun = True
             self._send_rerun(worker)
@@ -147,24 +145,25 @@ class Campaign:
             return False
         worker.busy, worker.next, worker.reruns = cases, cases[0], False
         seconds = max(0.05, min(SLICE_S, self.left_s))
-        worker.child.send(messages.Slice(first=cases[0], stop=cases[1], seconds=seconds, **self._known_breaks(run)))
+        worker.child.send(messages.Slice(first=cases[0], stop=cases[1], seconds=seconds, **self._bounds(run)))
         return True
 
-    def _known_breaks(self, run: TargetRun) -> dict[str, Any]:
-        return {"tolerate": tuple(sorted(run.tolerate)), "seen": dict(run.tally.broken)}
+    def _bounds(self, run: TargetRun) -> dict[str, Any]:
+        left_s = min(self.left_s, LONGEST_S)
+        return {"left_s": left_s, "tolerate": tuple(sorted(run.tolerate)), "seen": dict(run.tally.broken)}
 
     def _send_rerun(self, worker: Worker) -> None:
         paths = tuple(str(path) for path in corpus.saved(self.folder.corpus(worker.run.name)))
         worker.busy, worker.next, worker.reruns = (0, 0), 0, True
         limit = self.options.seconds or 600.0
         seconds = max(1.0, CORPUS_SHARE * limit / len(self.runs))
-        worker.child.send(messages.Rerun(paths=paths, seconds=seconds, **self._known_breaks(worker.run)))
+        worker.child.send(messages.Rerun(paths=paths, seconds=seconds, **self._bounds(worker.run)))
 
     def _start(self, slot: int, run: TargetRun) -> None:
         path = self.folder.journal(run.name, slot)
         arguments = ["--campaign", str(self.folder.path), "--journal", str(path)]
         arguments += ["--corpus", str(self.folder.corpus(run.name)), "--seed", str(self.options.seed)]
-        worker = Worker(Child(run.name, self.options.device, arguments), run, slot, path, busy=(0, 0))
+        worker = Worker(Child(run.name, self.options.device, arguments), run, slot, path)
         self.workers[slot, run.name] = worker
         self.selector.register(worker.child, selectors.EVENT_READ, worker)
         self.selector.register(worker.child.output, selectors.EVENT_READ, worker)

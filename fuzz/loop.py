@@ -27,11 +27,11 @@ COUNTS_EVERY_S = 0.25
 PRECEDING = 1000
 """Cases before a failing one that are remembered, to tell whether state was kept between cases."""
 PATIENCE_S = 1.0
-"""How far a case may run past the end of its slice before it is cut."""
+"""How far a case may run past the end of the campaign before it is cut."""
 
 
 class OutOfTime(Exception):
-    """The slice is over: its time is up in the middle of a slow case, or the adapter turned out to be broken."""
+    """The campaign's time is up in the middle of a slow case, or the adapter turned out to be broken."""
 
 
 class Loop:
@@ -90,7 +90,7 @@ class Loop:
             raise UsageError(f"a campaign worker does not do {type(command).__name__}")
         self.tolerate, self.seen = set(command.tolerate), Counter(command.seen)
         now = time.monotonic()
-        self.end, self.cut, self.told = now + command.seconds, now + command.seconds + PATIENCE_S, now
+        self.end, self.cut, self.told = now + command.seconds, now + command.left_s + PATIENCE_S, now
         self._reset()
         try:
             if isinstance(command, messages.Slice):

@@ -16,7 +16,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class Slice(Message, frozen=True, tag="slice"):
-    """Run generated cases `[first, stop)` for at most `seconds`.
+    """Run generated cases `[first, stop)` for at most `seconds`; a case that was begun may take until `left_s` are over.
 
     `tolerate` are clauses that do not end a trace any more; `seen` how often each was broken so far.
     """
@@ -24,15 +24,17 @@ class Slice(Message, frozen=True, tag="slice"):
     first: int
     stop: int
     seconds: float
+    left_s: float
     tolerate: tuple[str, ...] = ()
     seen: dict[str, int] = {}
 
 
 class Rerun(Message, frozen=True, tag="rerun"):
-    """Run the saved traces at these paths, for at most `seconds`."""
+    """Run the saved traces at these paths, as in a slice."""
 
     paths: tuple[str, ...]
     seconds: float
+    left_s: float
     tolerate: tuple[str, ...] = ()
     seen: dict[str, int] = {}
 

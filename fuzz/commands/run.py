@@ -20,14 +20,14 @@ from fuzz.resume import Saved, read_saved, save_options, start_again
 from properties.contract import UsageError
 from properties.ledger import read_ledger
 
-DEFAULT_TARGETS = ("ours", "torch-flex")
+DEFAULT_TARGETS = ("ours", "ours-engine", "torch-flex")
 """What a plain install can drive; one that cannot run here is skipped with the reason."""
 DEFAULT_TIME = "60s"
 
 
 def command(
     target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", help="Target; may be repeated. Default: ours, torch-flex.")
+        list[str] | None, typer.Option("--target", "-t", help="Target; may be repeated. Default: ours, ours-engine, torch-flex.")
     ] = None,
     time: Annotated[str | None, typer.Option(help="How long, for example 60s, 10m or 8h. Default: 60s.")] = None,
     cases: Annotated[
