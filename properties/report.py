@@ -51,6 +51,10 @@ _SENTENCES = {
 def operation_in_words(operation: Any) -> str:
     """One step as a person would say it; an operation without a sentence is printed as its JSON."""
     fields = msgspec.to_builtins(operation)
+    if fields.get("op") in ("read", "store", "copy_blocks"):
+        from properties.attention.words import in_words
+
+        return in_words(operation)
     sentence = _SENTENCES.get(fields.get("op"))
     if sentence is None:
         return msgspec.json.encode(operation).decode()
@@ -83,10 +87,12 @@ def steps_in_words(operations: Sequence[Any], broken_at: int | None = None, prop
 
 def explain(case: Case, broken_at: int | None = None, replay: str | None = None) -> str:
     """The whole text of a finding: clause, settings, steps, explanation and, if given, the replay command."""
+    words = geometry_in_words(case.geometry)
+    settings = f" ({words})" if words else ""
     broken = clause(case.property)
     lines = [
         f"{broken.id}: {broken.text}",
-        f"does not hold for {case.target} ({geometry_in_words(case.geometry)}):",
+        f"does not hold for {case.target}{settings}:",
         "",
         *steps_in_words(case.operations, broken_at, broken.id),
         "",

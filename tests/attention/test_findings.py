@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from fuzz.as_test import test_of as text_of_test
 from properties.attention.cases import (
     AttentionCase,
     AttentionSetting,
@@ -13,10 +14,13 @@ from properties.attention.cases import (
     to_json,
     why_malformed,
 )
+from properties.attention.generate import READ_VARIATIONS
 from properties.attention.judges import judge
 from properties.attention.shrink import simpler
 from properties.attention.spec import SPEC
 from properties.attention.targets.plain import PlainTorch
+from properties.attention.words import VARIED, in_words
+from properties.case import Case
 from properties.contract import VIOLATIONS, UsageError
 from properties.drive import drive
 from properties.minimise import breaks, minimise, trimmed
@@ -139,3 +143,35 @@ def test_a_target_keeps_to_its_declared_device() -> None:
 
     with pytest.raises(UsageError, match="runs on cuda, not on cpu"):
         SPEC.referee(OnlyCuda(), AttentionSetting(device="cpu"))
+
+
+def test_a_case_in_words() -> None:
+    words = in_words(msgspec.structs.replace(BATCH, variation="move", window=5, num_splits=2))
+
+    assert words == (
+        "decode: row 0: 9 tokens in blocks 5 2 7; row 1: 6 tokens in blocks 5 0, 1 shared with row 0 (6 query heads, "
+        "9 blocks of 4, 2 KV heads of 16, float32; window 5, 2 partitions, unowned slots hold attractor keys and "
+        "attractor values), then with the tokens moved to other blocks"
+    )
+    assert set(VARIED) | {"none"} == set(READ_VARIATIONS)
+
+
+def test_a_finding_as_a_pytest_file_fails_for_the_broken_target_and_passes_for_the_right_one() -> None:
+    for target, fails in (("tests.attention.broken:LastTokenDropped", True), ("plain-torch", False)):
+        case = Case(
+            level="attention",
+            target=target,
+            property="READ-1",
+            message="",
+            geometry=AttentionSetting(),
+            operations=(BATCH,),
+        )
+        names: dict[str, object] = {}
+        exec(compile(text_of_test(case), "shown.py", "exec"), names)
+        test = names["test_read_1"]
+        assert callable(test)
+        if fails:
+            with pytest.raises(AssertionError, match="last token dropped"):
+                test()
+        else:
+            test()
