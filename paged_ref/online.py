@@ -52,9 +52,7 @@ def fold(state: SoftmaxState, q_HD: Tensor, k_PGD: Tensor, v_PGD: Tensor, *, sca
 
 def finish(state: SoftmaxState) -> tuple[Tensor, Tensor]:
     """(out [H, D], lse [H]); the empty state gives 0 and -inf."""
-    total_H = state.total_H.clamp_min(
-        torch.finfo(torch.float64).tiny
-    )  # 0 / tiny = 0 where nothing was folded
+    total_H = state.total_H.clamp_min(torch.finfo(torch.float64).tiny)  # 0 / tiny = 0 where nothing was folded
     return state.weighted_HD / total_H[:, None], state.maximum_H + torch.log(state.total_H)
 
 

@@ -149,9 +149,7 @@ def expect(
         )
         for folded in (True, False)
     ]
-    runs = [
-        run for run in runs if bool(run.out_THD.isfinite().all()) and not bool(run.lse_TH.isposinf().any())
-    ]
+    runs = [run for run in runs if bool(run.out_THD.isfinite().all()) and not bool(run.lse_TH.isposinf().any())]
     if not runs:
         raise ValueError(f"both low-precision runs overflow {q_THD.dtype}: scale the inputs down")
     errors = torch.stack([(run.out_THD.double() - oracle.out_THD).abs() for run in runs])
@@ -169,9 +167,7 @@ def expect(
         baseline_lse_TH,
         MAX_FACTOR * baseline_max_TH + (MAX_FLOOR_EPS * eps + noise_TH) * spread_TH,
         MEAN_FACTOR * baseline_mean_TH + (MEAN_FLOOR_EPS * eps + noise_TH) * spread_TH,
-        LSE_FACTOR * baseline_lse_TH
-        + LSE_FLOOR_EPS * eps * products_TH
-        + LSE_FLOOR_EPS32 * EPS32 * (1 + products_TH),
+        LSE_FACTOR * baseline_lse_TH + LSE_FLOOR_EPS * eps * products_TH + LSE_FLOOR_EPS32 * EPS32 * (1 + products_TH),
     )
 
 
@@ -228,9 +224,7 @@ def _verdict(
     baseline_TH: Tensor,
 ) -> Comparison:
     if actual_THD.shape != oracle_THD.shape:
-        raise ValueError(
-            f"the result has shape {tuple(actual_THD.shape)}, expected {tuple(oracle_THD.shape)}"
-        )
+        raise ValueError(f"the result has shape {tuple(actual_THD.shape)}, expected {tuple(oracle_THD.shape)}")
     if oracle_THD.numel() == 0:
         return Comparison(True, (0, 0, 0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
     actual = actual_THD.detach().to("cpu", torch.float64)

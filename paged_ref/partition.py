@@ -28,9 +28,7 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     [...]).
     """
     maximum = lses.amax(0)
-    finite_maximum = maximum.masked_fill(
-        maximum == -torch.inf, 0.0
-    )  # so that an empty one weighs exp(-inf) = 0
+    finite_maximum = maximum.masked_fill(maximum == -torch.inf, 0.0)  # so that an empty one weighs exp(-inf) = 0
     weights = torch.exp(lses - finite_maximum)
     total = weights.sum(0)
     out = (weights[..., None] * outs).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny)[..., None]

@@ -47,9 +47,7 @@ def store(
 
 def _check_slots(slots: Tensor, num_slots: int, num_tokens: int) -> None:
     if slots.numel() > num_tokens:
-        raise ValueError(
-            f"slot_mapping names {slots.numel()} slots for {num_tokens} tokens: give one slot a token"
-        )
+        raise ValueError(f"slot_mapping names {slots.numel()} slots for {num_tokens} tokens: give one slot a token")
     written = slots[slots >= 0]
     if written.numel() and int(written.max()) >= num_slots:
         raise ValueError(
