@@ -39,6 +39,8 @@ class CacheCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown_
         shapes: where not empty, the only combinations of (KV heads, ratio, head size, dtype) that are generated: a target that
             compiles for each has few of them.
         tf32: float32 products are rounded to TF32.
+        reads_only_owned: not even a masked-out value is loaded from a slot that the rows do not own; the interpreter guard
+            holds it to that.
         effort: share of the usual number of traces that `pytest properties` runs: below 1 for a slow target.
     """
 
@@ -53,6 +55,7 @@ class CacheCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown_
     strided: bool = True
     shapes: tuple[tuple[int, int, int, DType], ...] = ()
     tf32: bool = False
+    reads_only_owned: bool = False
     effort: float = 1.0
 
 

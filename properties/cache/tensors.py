@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from paged_ref.ownership import LiveSequence
-from properties.attention.execute import Fault, Refused, execute, uninitialised_memory_filled
+from properties.attention import guard
+from properties.attention.buffers import PoolMemory
+from properties.attention.execute import Fault, Refused, execute, protection, uninitialised_memory_filled
 from properties.attention.target import Pool
 from properties.blocks.probe import Crashed, Probe
 from properties.blocks.state import State
@@ -72,8 +75,8 @@ class Tensors:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call `write`, `read` or `commit`: guarded where kernels are interpreted, with uninitialised memory filled."""
-        target = self.probe.target
-        result = execute(target, lambda: getattr(target, method)(*arguments), device=self.geometry.device)
+        target, protected = self.probe.target, self._protected(method, arguments)
+        result = execute(target, lambda: getattr(target, method)(*arguments), protected, device=self.geometry.device)
         if isinstance(result, Fault) and result.kind in _CLAUSE_OF_FAULT:
             id = _CLAUSE_OF_FAULT[result.kind]
             self.state.judged[id] += 1
@@ -82,6 +85,23 @@ class Tensors:
         if isinstance(result, Fault | Refused):
             raise Crashed(f"{method}({', '.join(map(_short, arguments[:2]))}): {result.message}")
         return result
+
+    def _protected(self, method: str, arguments: Sequence[Any]) -> tuple[guard.Protected, ...]:
+        """What an interpreted kernel may touch of the layer's pool: the slots of the rows."""
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1" and guard.why_unavailable() is None
+        if method == "commit" or not self.pools or not interpreted:
+            return ()
+        layer, rows = arguments[:2]
+        writes = method == "write"
+        chosen = torch.zeros_like(self.mirror.poisoned)
+        for row in rows:
+            slots = self.state.live[row.name].slots[row.start if writes else 0 : row.stop]
+            chosen[[slot for slot in slots if slot >= 0]] = True
+        slots_BP = chosen.reshape(-1, self.state.block_size)
+        memory = PoolMemory(self.pools[layer], ())
+        if writes:
+            return protection(memory, None, slots_BP, strict_reads=False)
+        return protection(memory, slots_BP, None, strict_reads=self.probe.capabilities.reads_only_owned)  # type: ignore[attr-defined]
 
     # ---- inputs
 

@@ -188,6 +188,7 @@ class OurTritonCache(OurCache):
         max_tokens=24,
         num_layers=(1, 2),
         shapes=((1, 1, 16, "float32"), (2, 3, 24, "float16"), (1, 4, 32, "bfloat16")),
+        reads_only_owned=True,
         devices=("cpu", "cuda"),
         salts=True,
         window=True,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from paged_impl.cache import PagedKVCache
+from paged_impl.step import Step
 from paged_ref.layouts import Layout, pack_keys, pack_values
 from paged_ref.trie import TokenRuns
 from properties.attention.target import Pool
@@ -24,7 +25,8 @@ from properties.case import Case, decode, encode, fingerprint
 from properties.drive import below_of, drive
 from properties.levels import spec_of
 from properties.report import operation_in_words
-from properties.targets.cache_ours import OurCache
+from properties.targets import Unavailable
+from properties.targets.cache_ours import OurCache, OurTritonCache
 from properties.trial import run_trace
 from tests.cache.plain_cache import ForgetsTheNewest, PlainTarget
 
@@ -197,16 +199,42 @@ def test_a_stranger_s_plain_cache_is_clean_and_its_broken_twin_is_not() -> None:
     assert any(v.broke("READ-1") and "Clue" in v.message("READ-1") for v in broken)
 
 
-def test_through_the_triton_kernels() -> None:
-    """Interpreted where there is no GPU: a few short traces."""
-    pytest.importorskip("triton", reason="needs Triton: pip install 'pagefault[torch]'")
-    from properties.targets import Unavailable
-    from properties.targets.cache_ours import OurTritonCache
-
+@pytest.fixture
+def triton_runs() -> None:
+    """Skips where Triton's kernels cannot run."""
     try:
         OurTritonCache()
     except Unavailable as reason:
         pytest.skip(str(reason))
+
+
+class _ReadsOneTokenTooMany(PagedKVCache):
+    def _attend(self, caches: Any, query: Tensor, step: Step, scale: float) -> Tensor:
+        return super()._attend(caches, query, dataclasses.replace(step, context_lens=step.context_lens + 1), scale)
+
+
+class _ReadsTooMuch(OurTritonCache):
+    def cache_class(self) -> type[PagedKVCache]:
+        return _ReadsOneTokenTooMany
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are compiled here, and the guard watches interpreted ones"
+)
+@pytest.mark.usefixtures("triton_runs")
+def test_the_guard_names_the_line_that_reads_a_foreign_slot() -> None:
+    geometry = CacheGeometry(block_size=3, num_blocks=2, poison_k="zero", poison_v="zero")
+
+    verdict = run_trace(SPEC, _ReadsTooMuch, geometry, [Admit("A", (1,))])
+
+    assert [breach.property for breach in verdict.breaches] == ["READ-2"]
+    assert "pages.py:" in verdict.message("READ-2")
+    assert "slots that no sequence owns" in verdict.message("READ-2")
+
+
+@pytest.mark.usefixtures("triton_runs")
+def test_through_the_triton_kernels() -> None:
+    """Interpreted where there is no GPU: a few short traces."""
     rows, short = 0, dataclasses.replace(SPEC, num_steps=12)
     for seed in (1, 2, 3, 4):
         _, verdict = drive(short, OurTritonCache, seed)
