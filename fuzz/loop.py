@@ -7,7 +7,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -35,7 +35,10 @@ class OutOfTime(Exception):
 
 
 class Loop:
-    """One worker on one target. `say` sends a message to the supervisor."""
+    """One worker on one target. `say` sends a message to the supervisor.
+
+    `fragile` says that a crash may spoil the process (a GPU after a device assert): it then asks for a fresh one.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,9 @@ class Loop:
         journal: Path,
         saved: Path,
         seed: int,
+        fragile: bool = False,
     ) -> None:
-        self.target, self.spec, self.say, self.seed = target, spec, say, seed
+        self.target, self.spec, self.say, self.seed, self.fragile = target, spec, say, seed, fragile
         self.pending, self.corpus = campaign / "pending", saved
         adapter = self.make()
         self.versions = versions.versions_of(target.name, adapter)
@@ -112,11 +116,18 @@ class Loop:
             self.next = index + 1
             self._account(geometry, verdict, index, seed)
             self.preceding.append((seed, num_steps(seed)))
+            if self.fragile and verdict.broke("CRASH-1"):
+                self._start_afresh()
             now = time.monotonic()
             if now >= self.end:
                 return
             if now - self.told >= COUNTS_EVERY_S:
                 self._tell()
+
+    def _start_afresh(self) -> NoReturn:
+        self._tell(finished=True)
+        self.say(messages.Unusable(why="restart", message="a call failed, which may have spoilt the device's context"))
+        raise SystemExit(0)
 
     def _drive(self, seed: int) -> tuple[Any, Verdict]:
         return drive(

@@ -121,7 +121,8 @@ def _serve_jobs(target: Target, talk: Conversation) -> None:
 def _serve_campaign(target: Target, talk: Conversation, options: argparse.Namespace) -> None:
     try:
         spec = spec_of(target.level)
-        loop = Loop(target, spec, talk.say, options.campaign, options.journal, options.corpus, options.seed)
+        folders = (options.campaign, options.journal, options.corpus)
+        loop = Loop(target, spec, talk.say, *folders, options.seed, fragile=options.device == "cuda")
     except Unavailable as reason:
         _give_up(talk, "unavailable", str(reason))
     except AdapterError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -65,7 +66,9 @@ def _environment() -> dict[str, str]:
     """The user's, without options that are meant for the user's own tests; the checkout last on the path."""
     root = str(Path(__file__).parent.parent.parent)
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), root]))
-    return {**{key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}, "PYTHONPATH": path}
+    kept = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    interpreted = {} if shutil.which("nvidia-smi") else {"TRITON_INTERPRET": "1"}  # before Triton is imported
+    return {**interpreted, **kept, "PYTHONPATH": path}
 
 
 def _anywhere(name: str) -> str:
