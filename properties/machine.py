@@ -191,7 +191,8 @@ def _add_rule(machine: type[RuleBasedStateMachine], kind: Any) -> None:
         if operation is not None:
             self.step(operation)
 
-    name = getattr(kind, "kind", str(kind))
+    config = getattr(kind, "__struct_config__", None)
+    name = str(config.tag if config is not None else kind)
     body.__name__ = name
     ready = precondition(lambda self: self.referee is not None)
     setattr(machine, f"rule_{name}", ready(rule(data=st.data())(body)))

@@ -23,7 +23,8 @@ from properties.levels import clauses_of
 from properties.machine import PROFILES, register_profiles
 from properties.targets import Target, Unavailable, load
 
-DEFAULT_TARGETS = ("ours", "cache-ours")
+DEFAULT_TARGETS = ("ours", "ours-engine", "ours-triton", "cache-ours")
+"""Ours, on every level. One that cannot run here (torch or Triton is missing) is left out, and the header says why."""
 DRIVEN_LEVELS = ("blocks", "engine", "cache", "attention")
 """Levels that traces drive."""
 
@@ -43,7 +44,9 @@ class Session:
     """What this pytest session judges. Targets are judged once, when the first test asks."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.names: list[str] = config.getoption("--target") or list(DEFAULT_TARGETS)
+        self.left_out: dict[str, str] = {}
+        self.targets: dict[str, Target] = _named(config.getoption("--target")) or self._default_targets()
+        self.names = list(self.targets)
         self.only = [clause(id).id for id in config.getoption("--property")]
         self.cases = [read(Path(file)) for file in config.getoption("--case")]
         path = config.getoption("--known-failures")
@@ -51,8 +54,16 @@ class Session:
         self.profile_name = _profile_name()
         self.device: str = config.getoption("--device")
         self.results: dict[str, Results | Unavailable] = {}
-        self.targets: dict[str, Target] = {name: load(name) for name in self.names}
         self._refuse_clauses_of_other_levels()
+
+    def _default_targets(self) -> dict[str, Target]:
+        targets = {}
+        for name in DEFAULT_TARGETS:
+            try:
+                targets[name] = load(name)
+            except UsageError as reason:
+                self.left_out[name] = str(reason)
+        return targets
 
     def _refuse_clauses_of_other_levels(self) -> None:
         levels = {target.level for target in self.targets.values()}
@@ -83,6 +94,11 @@ class Session:
         return judge_target(target, profile, seeds, self.ledger, read_corpus())
 
 
+def _named(names: list[str]) -> dict[str, Target]:
+    """The targets that the user named. Raises `UsageError` for one that is not there."""
+    return {name: load(name) for name in names}
+
+
 def _profile_name() -> str:
     """Ours if Hypothesis was told to load one of ours, else the one for CI or for a developer."""
     current = settings.get_current_profile_name()
@@ -105,6 +121,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     session = config.stash[_SESSION]
     unknown = sorted(key for key in os.environ if key.startswith("PAGEFAULT_"))
     lines = [f"pagefault: targets {', '.join(session.names)}; profile {session.profile_name}"]
+    lines += [f"pagefault: {name} is left out: {reason}" for name, reason in session.left_out.items()]
     return lines + [f"pagefault: environment variables are not read, found {', '.join(unknown)}"] * bool(unknown)
 
 

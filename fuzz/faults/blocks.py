@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from fuzz.faults import Fault
-from paged_impl.block_manager import BlockManager, Copy, SequenceState
+from paged_impl.block_manager import BlockManager, Copy
 from paged_impl.errors import OutOfBlocks, UnknownSequence
 from paged_impl.prefix_cache import PrefixCache, PrefixNode, salted
+from paged_impl.sequence_state import SequenceState
 from properties.protocol import slots_from_table
 from properties.targets.ours import PROMISES, OurBlocks
 

@@ -6,19 +6,16 @@ structs: tagged JSON that stays readable, and a codec fast enough to journal eve
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 
 class Operation(msgspec.Struct, frozen=True, tag_field="op", omit_defaults=True, forbid_unknown_fields=True):
     """One thing that is done to a target. `name` is the sequence it is done to."""
 
-    kind: ClassVar[str] = ""
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__()
-        cls.kind = str(kwargs.get("tag", cls.__name__.lower()))
+    @property
+    def kind(self) -> str:
+        """The name of the operation in JSON and in messages: `admit`, `swap_out`."""
+        return str(self.__struct_config__.tag)
 
 
 class Admit(Operation, frozen=True, tag="admit"):
