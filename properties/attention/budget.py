@@ -25,7 +25,7 @@ def budget(profile_name: str, profile: settings) -> tuple[settings, int]:
 def on_device(target: Target, device: str) -> Target:
     """The target restricted to one device, with its `capabilities_on_cuda` there if it has them.
 
-    Its `make` raises `Unavailable` where it does not declare that device.
+    Its `make` raises `Unavailable` where it does not declare that device, or the device is not there.
     """
 
     def make(original: Callable[[], Any] = target.make) -> Any:
@@ -33,6 +33,11 @@ def on_device(target: Target, device: str) -> Target:
         declared = adapter.capabilities.devices
         if device not in declared:
             raise Unavailable(f"{target.name} runs on {', '.join(declared)}, not on {device}")
+        if device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                raise Unavailable(f"{target.name}: --device cuda needs a GPU, and torch {torch.__version__} sees none here")
         on_this_device = getattr(adapter, f"capabilities_on_{device}", adapter.capabilities)
         adapter.capabilities = replace(on_this_device, devices=(device,))
         return adapter

@@ -13,6 +13,7 @@ from paged_impl.cache import PagedKVCache
 from paged_impl.step import Step
 from paged_ref.layouts import Layout, pack_keys, pack_values
 from paged_ref.trie import TokenRuns
+from properties.attention.budget import on_device
 from properties.attention.target import Pool
 from properties.blocks.operations import Admit, Append, Free
 from properties.cache.generate import accepts, choose_geometry
@@ -25,7 +26,7 @@ from properties.case import Case, decode, encode, fingerprint
 from properties.drive import below_of, drive
 from properties.levels import spec_of
 from properties.report import operation_in_words
-from properties.targets import Unavailable
+from properties.targets import Target, Unavailable
 from properties.targets.cache_ours import OurCache, OurTritonCache
 from properties.trial import run_trace
 from tests.cache.plain_cache import ForgetsTheNewest, PlainTarget
@@ -241,6 +242,15 @@ def test_through_the_triton_kernels() -> None:
         assert (verdict.adapter, verdict.breaches) == (None, [])
         rows += verdict.state.judged["READ-1"]
     assert rows > 50
+
+
+def test_a_device_that_is_not_there_or_not_declared_is_said() -> None:
+    with pytest.raises(Unavailable, match="runs on cpu, not on cuda"):
+        on_device(Target("plain", "cache", PlainTarget), "cuda").make()
+    assert on_device(Target("ours", "cache", OurCache), "cpu").make().capabilities.devices == ("cpu",)
+    if not torch.cuda.is_available():
+        with pytest.raises(Unavailable, match="sees none here"):
+            on_device(Target("ours", "cache", OurCache), "cuda").make()
 
 
 # ---- adapters
