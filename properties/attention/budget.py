@@ -37,7 +37,9 @@ def on_device(target: Target, device: str) -> Target:
             import torch
 
             if not torch.cuda.is_available():
-                raise Unavailable(f"{target.name}: --device cuda needs a GPU, and torch {torch.__version__} sees none here")
+                raise Unavailable(
+                    f"{target.name}: --device cuda needs a GPU, and torch {torch.__version__} sees none here"
+                )
         on_this_device = getattr(adapter, f"capabilities_on_{device}", adapter.capabilities)
         adapter.capabilities = replace(on_this_device, devices=(device,))
         return adapter

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from paged_impl.errors import OutOfBlocks
 from paged_impl.sizes import block_bytes
 from properties.cache.operations import CacheGeometry
@@ -199,6 +201,19 @@ class OurTritonCache(OurCache):
         pads=True,
         effort=0.1,
     )
+    capabilities_on_cuda = msgspec.structs.replace(
+        capabilities,
+        block_sizes=(1, 3, 16),
+        num_blocks=(1, 24),
+        max_sequences=8,
+        max_tokens=None,
+        shapes=((1, 1, 16, "float32"), (8, 4, 128, "bfloat16"), (2, 7, 64, "float16")),
+        kv_heads=(1, 2, 8),
+        ratios=(1, 4, 7),
+        head_sizes=(16, 64, 128),
+        effort=0.3,
+    )
+    """Few shapes, since each is compiled: the smallest, Llama-3-8B's, and one whose ratio is odd."""
 
     def __init__(self) -> None:
         super().__init__()
