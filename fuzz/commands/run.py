@@ -27,7 +27,8 @@ DEFAULT_TIME = "60s"
 
 def command(
     target: Annotated[
-        list[str] | None, typer.Option("--target", "-t", help="Target; may be repeated. Default: ours, ours-engine, torch-flex.")
+        list[str] | None,
+        typer.Option("--target", "-t", help="Target; may be repeated. Default: what a plain install drives."),
     ] = None,
     time: Annotated[str | None, typer.Option(help="How long, for example 60s, 10m or 8h. Default: 60s.")] = None,
     cases: Annotated[
