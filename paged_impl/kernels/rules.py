@@ -78,18 +78,23 @@ def decode_rule(
     width = padded_head_dim(head_dim)
     group = num_heads // num_kv_heads
     block_m = min(max(16, int(triton.next_power_of_2(group))), 64)
+    large = has_large_shared_memory(capability)
+    deep = 7 if capability >= 90 else 5  # three tiles in flight, or two
     if dtype == torch.float32:  # exact products run on the FMA units and hold whole tiles in registers
-        rule = DecodeRule(block_m, 32 if width <= 128 else 16, num_warps=4 if block_m <= 16 else 8, num_stages=3)
-    elif not has_large_shared_memory(capability):
+        block_n = 32 if width <= 128 and (large or capability == 0) else 16
+        rule = DecodeRule(block_m, block_n, num_warps=4 if block_m <= 16 else 8, num_stages=3)
+    elif not large:
         rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=3)
     elif block_m == 64:
         rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=9 if width <= 64 else 5)
     elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
         # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too.
-        deep = num_seqs * num_kv_heads <= 4 * num_sms and head_dim == width
-        rule = DecodeRule(block_m, min(64, 4096 // width), num_warps=2, num_stages=7 if deep else 5, wave=4, total=8)
+        one_wave = num_seqs * num_kv_heads <= 4 * num_sms and head_dim == width
+        rule = DecodeRule(
+            block_m, min(64, 4096 // width), num_warps=2, num_stages=deep if one_wave else 5, wave=4, total=8
+        )
     else:
-        rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=7)
+        rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=deep)
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
         rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1)
     return rule

@@ -23,6 +23,7 @@ PREFILL = (
     ("packed", 4, 16, 28, 4, 128, 16, BF16), ("wide head", 4, 2048, 16, 8, 256, 16, BF16),
     ("float32", 4, 64, 32, 8, 128, 16, F32),
 )  # fmt: skip
+OTHER_DEVICES = ((80, 108), (89, 58))  # A100, L4: capability and multiprocessors; compiled for, never run
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -30,12 +31,13 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def launches(
-    kind: str, seqs: int, query: int, heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype
-) -> list[sm90.Launch]:
+    kind: str, seqs: int, query: int, heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype,
+    device: tuple[int, int] = (90, 132),
+) -> list[sm90.Launch]:  # fmt: skip
     width = -(-4096 // block // 16) * 16
     cache = empty(64, block, kv_heads, dim, dtype=dtype)
     q = empty(seqs * query, heads, dim, dtype=dtype)
-    with sm90.recording() as recorded:
+    with sm90.recording(*device) as recorded:
         if kind == "decode":
             decode(q, cache, cache, empty(seqs, width), empty(seqs), scale=0.1, check_values=False)
         else:
@@ -58,9 +60,16 @@ def main(write: Callable[[str], object] = sys.stdout.write) -> None:
     for kind, shapes in (("decode", DECODE), ("prefill", PREFILL)):
         for name, *shape in shapes:
             jobs += [(f"{kind} {name}", launch) for launch in launches(kind, *shape)]
+    jobs_90 = [(name, 90, launch) for name, launch in jobs]
+    others = [
+        (f"{kind} {name}", capability, launch)
+        for capability, num_sms in OTHER_DEVICES
+        for kind, (name, *shape) in (("decode", DECODE[0]), ("decode", DECODE[-1]), ("prefill", PREFILL[0]))
+        for launch in launches(kind, *shape, device=(capability, num_sms))
+    ]
     compiled = []
-    for name, launch in jobs:
-        fields = dataclasses.asdict(sm90.compile_launch(launch))
+    for name, capability, launch in jobs_90 + others:
+        fields = {"capability": capability} | dataclasses.asdict(sm90.compile_launch(launch, capability))
         fields["vector_loads"] = len(
             [line for line in fields.pop("ptx").splitlines() if "ld.global" in line and ".v4.b32" in line]
         )
