@@ -1,0 +1,86 @@
+"""The launch rules: what they may depend on, and that what the host allots is enough for what the device plans."""
+
+import inspect
+import itertools
+
+import pytest
+import torch
+
+from paged_impl.kernels import rules
+
+BF16 = torch.bfloat16
+H200, A100, L4 = (90, 132), (80, 108), (89, 58)
+
+
+def decode_rule(
+    num_seqs: int, heads: str, device: tuple[int, int] = H200, dtype: torch.dtype = BF16
+) -> rules.DecodeRule:
+    num_heads, num_kv_heads, head_dim = (int(part) for part in heads.split("/"))
+    return rules.decode_rule(num_seqs, num_heads, num_kv_heads, head_dim, dtype, *device)
+
+
+@pytest.mark.parametrize("device", [H200, A100, L4], ids=str)
+def test_every_shape_has_a_legal_tile(device: tuple[int, int]) -> None:
+    """Triton's products need 16 rows and a depth of 16; tiles are powers of two; all query heads of a group are covered."""
+    for group, head_dim, dtype in itertools.product(
+        (1, 5, 16, 71), (16, 24, 64, 96, 128, 200, 256), (BF16, torch.float32)
+    ):
+        for num_seqs in (1, 40, 1000):
+            rule = decode_rule(num_seqs, f"{2 * group}/2/{head_dim}", device, dtype)
+            assert rule.block_m >= 16
+            assert rule.block_n >= 16
+            assert rule.block_n & (rule.block_n - 1) == rule.block_m & (rule.block_m - 1) == 0
+        for query_len, capacity in itertools.product((1, 64, 4096), (512, 100_000)):
+            prefill = rules.prefill_rule(group, head_dim, 16, query_len, capacity, dtype, device[0])
+            assert prefill.block_m >= 16
+            assert prefill.block_n >= 16
+            assert not prefill.tma or device is H200
+
+
+def test_the_rule_does_not_look_at_lengths() -> None:
+    """Under CUDA graphs the host does not know them; and a row's bits may depend on its own length alone."""
+    assert list(inspect.signature(rules.decode_rule).parameters) == [
+        "num_seqs", "num_heads", "num_kv_heads", "head_dim", "dtype", "capability", "num_sms",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 7, 8, 32, 71, 500])
+@pytest.mark.parametrize("num_seqs", [2, 8, 33, 64, 1000])
+def test_an_even_batch_fits_the_launch(num_seqs: int, pairs: int) -> None:
+    """plan() cuts an even batch into at most wave_pieces; the launch has room for num_seqs + num_pieces."""
+    rule = decode_rule(num_seqs, "32/8/128")
+    wave_pieces, num_pieces = rules.pieces(rule, pairs, 132)
+
+    assert max(wave_pieces, num_seqs) <= num_seqs + num_pieces
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "capacity", "expected"),
+    [
+        (16, 1024, 1),
+        (16, 100_000, None),
+        (2, 1024, None),
+        (5000, 100_000, 1),
+        (1, 4096, 16),
+        (1, 32_768, 33),
+        (1, 131_072, 33),
+    ],
+)
+def test_splits_that_need_no_plan(num_seqs: int, capacity: int, expected: int | None) -> None:
+    """No row can be long and they fill the device; more rows than a plan holds; one row."""
+    assert rules.fixed_splits(decode_rule(num_seqs, "32/8/128"), num_seqs, 8, capacity, 132) == expected
+
+
+def test_alignment_is_what_all_strides_share() -> None:
+    assert [rules.alignment(strides) for strides in ([1024, 128, 64], [96, 48, 24], [15, 5, 5], [32, 48, 2])] == [
+        16,
+        8,
+        1,
+        2,
+    ]
+
+
+def test_the_copy_engine_needs_whole_tiles_in_a_page() -> None:
+    for block_size, expected in ((256, (128, True)), (64, (64, True)), (16, (128, False)), (24, (128, False))):
+        rule = rules.prefill_rule(4, 128, block_size, 4096, 8192, BF16, 90)
+        assert (rule.block_n, rule.tma) == expected
