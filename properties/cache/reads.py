@@ -164,7 +164,7 @@ class Reads:
     ) -> bool:
         """Whether the row is right in another call; `clean` are the kinds (0 keys, 1 values) without poison."""
         mirror, pool = self.tensors.mirror, self.tensors.pools[layer] if clean else None
-        unowned = mirror.poisoned.nonzero().flatten()
+        unowned = self.tensors.poisoned_slots()
         if pool is not None:
             fill_slots(pool, unowned, [0.0 if kind in clean else mirror.poison[kind] for kind in (0, 1)])
         try:

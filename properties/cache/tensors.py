@@ -58,9 +58,11 @@ class Tensors:
         self.payload = Payload(geometry, state.runs)
         self.mirror = Mirror(geometry)
         self.pools: list[Pool] = self._pools() if "pools" in probe.offers else []
-        everything = torch.arange(state.shadow.num_slots)
+        self._usable = torch.zeros_like(self.mirror.poisoned)
+        for block in state.usable:  # reserved blocks are the target's own: padding may be written there, and read
+            self._usable[block * geometry.block_size : (block + 1) * geometry.block_size] = True
         for pool in self.pools:
-            fill_slots(pool, everything, self.mirror.poison)
+            fill_slots(pool, self._usable.nonzero().flatten(), self.mirror.poison)
 
     def _pools(self) -> list[Pool]:
         pools = pools_of(self.probe.target)
@@ -234,6 +236,7 @@ class Tensors:
         for layer in layers if self.pools else ():
             for kind, actual in enumerate(contents_of(self.pools[layer])):
                 slots = slots_that_differ(actual, self.mirror.device[kind, layer])
+                slots = slots[self._usable[slots]]
                 if ignore is not None:
                     quiet = slots[ignore[slots]]
                     self.mirror.device[kind, layer, quiet] = actual[quiet]
@@ -266,8 +269,12 @@ class Tensors:
         """Poison in every slot that holds no computed token of a live sequence and no cached block."""
         if not self.pools or not self._knows_cached():
             return
-        unowned = ~self._owned(live) & ~self.mirror.poisoned
+        unowned = self._usable & ~self._owned(live) & ~self.mirror.poisoned
         self._poison(unowned.nonzero().flatten())
+
+    def poisoned_slots(self) -> Tensor:
+        """The slots that hold poison now."""
+        return (self.mirror.poisoned & self._usable).nonzero().flatten()
 
     def poison_before_write(self, parts: Sequence[Part], live: Sequence[LiveSequence]) -> None:
         """Where a target does not say what is cached: poison in what its sequences are about to write, tails included."""

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
+from paged_ref.layouts import Layout
+from properties.attention.target import Pool
 from properties.cache.operations import CacheGeometry
 from properties.cache.protocol import CacheCapabilities, Row
 from properties.protocol import slots_from_table
@@ -86,6 +89,30 @@ class PlainTarget:
 
     def commit(self, rows: Sequence[Row]) -> None:
         """Nothing is published."""
+
+
+class WithANullBlock(PlainTarget):
+    """Block 0 is never handed out: padding tokens are written there. Its pools are shown."""
+
+    capabilities = replace(PlainTarget.capabilities, reserved_blocks=(0,), num_blocks=(2, 16), pads=True)
+
+    def open(self, config: CacheGeometry) -> None:
+        super().open(config)
+        self.cache.free_list.remove(0)
+        self.shape = (config.num_blocks, config.block_size, config.num_kv_heads, config.head_size)
+
+    def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        count = sum(row.stop - row.start for row in rows)
+        super().write(layer, rows, keys[:count], values[:count])
+        for key, value in zip(keys[count:], values[count:], strict=True):
+            self.cache.kv[layer, :, 0] = torch.stack([key, value])
+
+    def read(self, layer: int, rows: Sequence[Row], queries: Tensor) -> Tensor:
+        count = sum(row.stop - row.start for row in rows)
+        return super().read(layer, rows, queries[:count])
+
+    def pools(self) -> list[Pool]:
+        return [Pool(*(kv.view(self.shape) for kv in layer), Layout.FLASH) for layer in self.cache.kv]
 
 
 class ForgetsTheNewest(PlainTarget):

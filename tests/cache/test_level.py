@@ -29,7 +29,7 @@ from properties.report import operation_in_words
 from properties.targets import Target, Unavailable
 from properties.targets.cache_ours import OurCache, OurTritonCache
 from properties.trial import run_trace
-from tests.cache.plain_cache import ForgetsTheNewest, PlainTarget
+from tests.cache.plain_cache import ForgetsTheNewest, PlainTarget, WithANullBlock
 
 SPEC = spec_of("cache")
 GEOMETRY = CacheGeometry(block_size=2, num_blocks=4, num_layers=2)
@@ -178,6 +178,7 @@ SOUND: dict[str, Callable[[], Any]] = {
     "its books": without(*BOOKS),
     "its books, pools and what is cached": without(*BOOKS, "pools", "cached_blocks"),
     "blocks with heads first": _HndTarget,
+    "sharing, beside a null block": WithANullBlock,
 }
 
 
