@@ -173,7 +173,7 @@ def prefill(
     starting at 0; context_lens int32 `[S]` the tokens in the cache, those of the queries (already stored) included.
     Caches, block_table, window and the guarantees about slots, table padding and rows that see nothing are those of
     decode(). Rows of q past cu_seqlens_q[-1] are padding: their output is not written. The bits of a row depend on its
-    own sequence and max_query_len alone.
+    own sequence, max_query_len and the width of the table alone.
 
     Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives reading
     lengths and block ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the launch
