@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fuzz import child, values, versions
-from fuzz.output import Json, emit
+from fuzz.output import Json, emit, note
 from properties.contract import CLAUSES, UsageError
 from properties.targets import BUILTIN, GROUP, WITH_PATH
 
@@ -37,6 +37,7 @@ def command(
 
 def all_targets(device: str) -> list[dict[str, object]]:
     """Each target that is known by name, tried in a process of its own."""
+    note("trying each target in a process of its own ...")
     plugins = [entry.name for entry in entry_points(group=GROUP) if entry.name not in BUILTIN]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda name: _try(name, device), [*BUILTIN, *plugins]))
