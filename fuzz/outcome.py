@@ -10,7 +10,7 @@ from fuzz.campaign_state import Finding, TargetRun
 from fuzz.values import plain_seconds
 
 LEAST_JUDGED = 1000
-"""Times that each applicable clause must have been judged in a run of `FULL_RUN_S`; shorter runs in proportion."""
+"""Times that each applicable clause must have been judged in a run of `FULL_RUN_S`; fewer in shorter runs."""
 FULL_RUN_S = 600.0
 
 
@@ -36,10 +36,12 @@ class Outcome:
 def least_judged(busy_s: float) -> int:
     """How often each applicable clause must have been judged in that many seconds of work.
 
+    It falls with the square of the time: a short run on a slow or busy machine must not fail for its speed.
+
     >>> least_judged(600), least_judged(60), least_judged(0.1)
-    (1000, 100, 1)
+    (1000, 10, 1)
     """
-    return max(1, int(LEAST_JUDGED * min(1.0, busy_s / FULL_RUN_S)))
+    return max(1, int(LEAST_JUDGED * min(1.0, busy_s / FULL_RUN_S) ** 2))
 
 
 def outcome_of(run: TargetRun) -> Outcome:
