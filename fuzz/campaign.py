@@ -208,6 +208,8 @@ class Campaign:
                 worker.run.limit_s = max(worker.run.limit_s, reply.limit_s)
             elif isinstance(reply, messages.Found):
                 self._found(worker.run, reply)
+            elif isinstance(reply, messages.Note):
+                self._say(reply.text)
             elif isinstance(reply, messages.Broken):
                 self._adapter(worker, reply)
             elif isinstance(reply, messages.Unusable):

@@ -146,8 +146,9 @@ class Loop:
         for number, path in enumerate(paths, 1):
             try:
                 level, geometry, operations = corpus.read(Path(path))
-            except UsageError:
-                continue  # of another version; the supervisor counts and announces them
+            except UsageError as error:  # of another version, or damaged
+                self.say(messages.Note(text=f"a saved trace is left out: {error}"))
+                continue
             if level == self.spec.level and self.spec.accepts(self.capabilities, geometry):
                 self.journal.begin(Head(-number))
                 self.journal.add(geometry)

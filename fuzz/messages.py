@@ -123,6 +123,12 @@ class Found(Message, frozen=True, tag="found"):
     preceding: tuple[tuple[int, int], ...] = ()
 
 
+class Note(Message, frozen=True, tag="note"):
+    """A line for the user."""
+
+    text: str
+
+
 class Broken(Message, frozen=True, tag="broken"):
     """The adapter breaks its own protocol."""
 
@@ -176,7 +182,7 @@ class Made(Message, frozen=True, tag="made"):
     problem: str = ""
 
 
-Reply = Made | Ready | Unusable | Counts | Found | Broken | Judged | Confirmed | Smaller | Checked
+Reply = Note | Made | Ready | Unusable | Counts | Found | Broken | Judged | Confirmed | Smaller | Checked
 
 _ENCODER = msgspec.json.Encoder()
 _COMMANDS: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

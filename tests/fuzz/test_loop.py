@@ -78,6 +78,23 @@ def test_a_clause_that_is_tolerated_does_not_end_a_trace(tmp_path: Path) -> None
     assert lengths[0] < lengths[1]
 
 
+def test_saved_traces_are_run_and_a_damaged_one_is_left_out_with_a_word(tmp_path: Path) -> None:
+    said: list[messages.Message] = []
+    loop = _loop("ours", tmp_path, said)
+    loop.ready()
+    loop.obey(_slice(0, 20))
+    saved = sorted((tmp_path / "corpus").glob("*.json"))
+    saved[0].write_bytes(saved[0].read_bytes()[:50])
+    said.clear()
+    loop.obey(messages.Rerun(paths=tuple(map(str, saved)), seconds=60, left_s=60))
+    notes = [message.text for message in said if isinstance(message, messages.Note)]
+
+    assert len(saved) > 5
+    assert sum(part.cases for part in _counts(said)) == len(saved) - 1
+    assert len(notes) == 1
+    assert str(saved[0]) in notes[0]
+
+
 def test_after_a_crash_a_fragile_process_asks_for_a_fresh_one(tmp_path: Path) -> None:
     said: list[messages.Message] = []
     loop = _loop(bad("Undeclared"), tmp_path, said, fragile=True)
