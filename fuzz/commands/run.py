@@ -28,7 +28,7 @@ DEFAULT_TIME = "60s"
 def command(
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", "-t", help="Target; may be repeated. Default: what a plain install drives."),
+        typer.Option("--target", "-t", help="Target, repeatable. Default: what a plain install drives."),
     ] = None,
     time: Annotated[str | None, typer.Option(help="How long, for example 60s, 10m or 8h. Default: 60s.")] = None,
     cases: Annotated[

@@ -77,7 +77,7 @@ class TorchGather(Backend):
 
 
 def gather(k_cache: Tensor, v_cache: Tensor, block_table: Tensor, max_context_len: int) -> tuple[Tensor, Tensor]:
-    """Keys and values `[S, N, G, D]` of whole blocks, N the longest context rounded up; ids behind a context may be anything."""
+    """Keys and values `[S, N, G, D]` of whole blocks, N the longest context rounded up; ids behind a context are free."""
     num_blocks, block_size = k_cache.shape[:2]
     width = -(-max_context_len // block_size)
     blocks = block_table[:, :width].long().clamp(0, num_blocks - 1)
