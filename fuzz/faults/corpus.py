@@ -1,6 +1,6 @@
 """The committed corpus: for each planted fault the smallest trace that its clause catches, replayed first on every target.
 
-    python -m fuzz.faults.corpus     rewrites the cases of faults whose case no longer catches them, and keeps the others
+python -m fuzz.faults.corpus     rewrites the cases of faults whose case no longer catches them, and keeps the others
 """
 
 from __future__ import annotations
