@@ -68,6 +68,9 @@ BUILTIN: dict[str, Builtin] = {
         "properties.attention.targets.jax_pallas:JaxPallas",
         "JAX's Pallas paged attention, interpreted",
     ),
+    "vllm-cpu": Builtin(
+        "attention", "properties.attention.targets.vllm_cpu:VllmCpu", "vLLM's CPU attention kernels, in a child process"
+    ),
     "flash-attn": Builtin("attention", "properties.attention.targets.backends:FlashAttn", "flash-attn 2, pages of 256"),
     "torch-varlen": Builtin(
         "attention", "properties.attention.targets.backends:TorchVarlen", "torch's varlen_attn with a block table"
