@@ -35,7 +35,7 @@ class DecodeRule:
     num_warps: int
     num_stages: int
     wave: int = 2
-    total: int = 2
+    total: int = 3
     min_tiles: int = 4
     short_tokens: int = 1536
     pdl: bool = True
@@ -90,13 +90,12 @@ def decode_rule(
     elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
         # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too.
         one_wave = num_seqs * num_kv_heads <= 4 * num_sms and head_dim == width
-        rule = DecodeRule(
-            block_m, min(64, 4096 // width), num_warps=2, num_stages=deep if one_wave else 5, wave=4, total=8
-        )
+        block_n, num_stages, total = min(64, 4096 // width), deep if one_wave else 5, 6 if one_wave else 8
+        rule = DecodeRule(block_m, block_n, num_warps=2, num_stages=num_stages, wave=4, total=total)
     else:
         rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=deep)
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
-        rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1)
+        rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
     return rule
 
 

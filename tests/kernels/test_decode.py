@@ -143,8 +143,9 @@ def test_no_sequences(device: str) -> None:
 
 
 def test_a_plan_never_needs_more_programs_than_are_launched(device: str) -> None:
-    """1500 batches of every mixture: each sequence has a piece, together no more than the launch has room for."""
-    from tests.kernels.plan_probe import pieces_of
+    """Batches of every mixture: each sequence has a piece, no more than the launch has room for, and as the model says."""
+    from benchmarks import schedule_model
+    from tests.kernels.plan_probe import BLOCK_N, pieces_of
 
     generator = torch.Generator().manual_seed(0)
     for case in range(1500 if device == "cuda" else 60):
@@ -159,6 +160,8 @@ def test_a_plan_never_needs_more_programs_than_are_launched(device: str) -> None
 
         pieces = pieces_of(lens.int().to(device), wave_pieces, num_pieces, min_tiles)
 
+        tiles = [-(-length // BLOCK_N) for length in lens.tolist()]
+        assert pieces[:num_seqs] == schedule_model.pieces(tiles, wave_pieces, num_pieces, min_tiles)
         assert min(pieces[:num_seqs]) >= 1
         assert pieces[num_seqs:] == [0] * (len(pieces) - num_seqs)
         assert sum(pieces) <= num_seqs + num_pieces or sum(pieces) <= wave_pieces <= num_seqs + num_pieces
