@@ -99,7 +99,8 @@ def test_ctrl_c_ends_in_order_and_what_is_not_confirmed_waits(number: signal.Sig
     assert process.returncode == 1
     assert result["stopped"] == f"{number.name} received"
     assert len(result["targets"][bad("Leaky")]["findings"]) == len(_findings(out)) > 0
-    assert result["unconfirmed"] == len(_pending(out)) or result["unconfirmed"] >= len(_pending(out))
+    on_file = len(list((out / "pending").glob("*.json")))
+    assert result["unconfirmed"] <= on_file, "each that was not confirmed is on file (one may be that was not told yet)"
 
 
 def test_kill_9_of_a_worker_is_survived(tmp_path: Path) -> None:
