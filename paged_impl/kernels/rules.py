@@ -119,8 +119,12 @@ def padded_seqs(num_seqs: int) -> int:
 
 
 def pieces(rule: DecodeRule, pairs: int, num_sms: int) -> tuple[int, int]:
-    """Pieces of all sequences together, for one pair: of an even batch, in one wave; and of a ragged batch."""
-    return max(1, num_sms * rule.wave // pairs), max(1, num_sms * rule.total // pairs)
+    """Pieces of all sequences together, for one pair: of an even batch, in one wave; and of a ragged batch.
+
+    The launch has room for the second number and one more piece for each sequence, so it is never below the first.
+    """
+    wave_pieces = max(1, num_sms * rule.wave // pairs)
+    return wave_pieces, max(wave_pieces, num_sms * rule.total // pairs)
 
 
 def prefill_rule(

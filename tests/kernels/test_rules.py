@@ -48,10 +48,10 @@ def test_the_rule_does_not_look_at_lengths() -> None:
 @pytest.mark.parametrize("num_seqs", [2, 8, 33, 64, 1000])
 def test_an_even_batch_fits_the_launch(num_seqs: int, pairs: int) -> None:
     """plan() cuts an even batch into at most wave_pieces; the launch has room for num_seqs + num_pieces."""
-    rule = decode_rule(num_seqs, "32/8/128")
-    wave_pieces, num_pieces = rules.pieces(rule, pairs, 132)
+    for rule in (decode_rule(num_seqs, "32/8/128"), rules.DecodeRule(16, 64, 4, 7, wave=4, total=1)):
+        wave_pieces, num_pieces = rules.pieces(rule, pairs, 132)
 
-    assert max(wave_pieces, num_seqs) <= num_seqs + num_pieces
+        assert wave_pieces <= num_seqs + num_pieces
 
 
 @pytest.mark.parametrize(
