@@ -31,11 +31,14 @@ class Fault:
 
 def all_faults() -> dict[str, Fault]:
     """Every planted fault by its id; those of caches where torch is installed."""
-    from fuzz.faults import blocks, engine_batch, engine_manager, engine_scheduler
+    from fuzz.faults import blocks_content, blocks_pool, engine_batch, engine_manager, engine_scheduler
 
-    modules = [blocks, engine_batch, engine_scheduler, engine_manager]
+    modules = [blocks_pool, blocks_content, engine_batch, engine_scheduler, engine_manager]
     if find_spec("torch") is not None:
         from fuzz.faults import cache_reads, cache_writes
 
         modules += [cache_writes, cache_reads]
-    return {fault.id: fault for module in modules for fault in module.FAULTS}
+    found = [fault for module in modules for fault in module.FAULTS]
+    by_id = {fault.id: fault for fault in found}
+    assert len(by_id) == len(found), "two planted faults have one id: the second would hide the first"
+    return by_id
