@@ -87,7 +87,7 @@ class Session:
         target, profile, seeds = self.targets[name], PROFILES[self.profile_name], NUM_SEEDS[self.profile_name]
         if target.level == "attention":
             target = on_device(target, self.device)
-            profile, seeds = budget(self.profile_name, profile)
+            profile, seeds = budget(self.profile_name, profile, self.device)
         elif target.level == "cache":
             target = on_device(target, self.device)
             profile, seeds = cache_budget(self.profile_name, profile, target.make().capabilities)

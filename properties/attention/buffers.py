@@ -67,7 +67,8 @@ class PoolMemory:
 
     def changed_bytes(self, before: tuple[Tensor, ...]) -> int:
         """How many watched bytes differ from a snapshot."""
-        return sum(int((old != new).sum()) for old, new in zip(before, self.watched, strict=True))
+        pairs = zip(before, self.watched, strict=True)
+        return sum(int((old != new).sum()) for old, new in pairs if not torch.equal(old, new))
 
 
 def allocate(geometry: Geometry, form: str, device: str, seed: int) -> PoolMemory:

@@ -2,7 +2,9 @@
 
 from collections.abc import Collection
 
-from properties.attention.capabilities import AttentionCapabilities
+import msgspec
+
+from properties.attention.capabilities import AttentionCapabilities, Shape
 from properties.attention.cases import AttentionCase, ReadCase, StoreCase, why_malformed
 from properties.attention.coverage import offered
 from properties.attention.judge_read import judge_read
@@ -41,11 +43,21 @@ def operation_of(case: AttentionCase) -> str:
     return "store" if isinstance(case, StoreCase) else "copy_blocks"
 
 
+def shape_of(case: ReadCase) -> Shape:
+    """The geometry of a read, as targets declare it that take few."""
+    names = [field.name for field in msgspec.structs.fields(Shape)]
+    return Shape(**{name: getattr(case, name) for name in names})
+
+
 def why_unfit(target: AttentionTarget, case: AttentionCase) -> str | None:
     """Why the case is not one for this target (what it lacks or does not declare), or None."""
     declared, operations = target.capabilities, offered(target)
     if operation_of(case) not in operations:
         return f"it has no {operation_of(case)}: it offers {', '.join(sorted(operations))}"
+    if isinstance(case, ReadCase) and declared.shapes:
+        if shape_of(case) not in declared.shapes:
+            return f"it takes none but its declared shapes, not {shape_of(case)}"
+        return _why_unfit_read(declared, case)
     limits: list[tuple[str, object, Collection[object]]] = [
         ("dtype", case.dtype, declared.dtypes),
         ("block_size", case.block_size, declared.block_sizes),

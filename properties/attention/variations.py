@@ -123,7 +123,7 @@ def _high_stride(case: ReadCase, capabilities: AttentionCapabilities, rng: rando
 
 def _high_count(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase | None:
     bytes_per_block = case.block_size * case.num_kv_heads * case.head_size * 4
-    if bytes_per_block * FIRST_WIDE_BLOCK > 64 * 2**20:  # keep the pool below 64 MiB per cache
+    if bytes_per_block * FIRST_WIDE_BLOCK > 32 * 2**20:  # keep the pool below 32 MiB per cache
         return None
     new_ids = [FIRST_WIDE_BLOCK + block for block in range(case.num_blocks)]
     return renumbered(case, new_ids, FIRST_WIDE_BLOCK + case.num_blocks)

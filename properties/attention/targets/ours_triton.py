@@ -41,9 +41,9 @@ class OurTriton:
             Shape(dtype="float16", block_size=16, num_kv_heads=3, ratio=5, head_size=80, window=37),
             Shape(dtype="float32", block_size=4, num_kv_heads=1, ratio=7, head_size=64),
         ),
-        max_context=600,
-        max_queries=200,
-        max_rows=6,
+        max_context=300,
+        max_queries=64,
+        max_rows=4,
         max_programs=None,
     )
 
