@@ -20,8 +20,8 @@ from typing import Any
 
 from fuzz.faults import Fault, all_faults
 from properties.drive import drive
-from properties.levels import spec_of
 from properties.minimise import breaks, minimise, trimmed
+from properties.specs import spec_of
 
 SHORTEST = {
     "leak-tail": 2,  # allocate inside a block, free

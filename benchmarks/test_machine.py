@@ -6,8 +6,8 @@ The draws depend on the model's state, so the machine cannot run without its bod
 
 from time import perf_counter
 
-from properties.levels import spec_of
 from properties.machine import PROFILES, Tally, search
+from properties.specs import spec_of
 from properties.targets.ours import OurBlocks
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from fuzz import messages
 from fuzz.loop import Loop
-from properties.levels import spec_of
+from properties.specs import spec_of
 from properties.targets import load
 
 LEAST_PER_S = 20_000

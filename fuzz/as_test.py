@@ -22,7 +22,7 @@ Run it with pytest. It fails while the fault is there. Written by `pagefault sho
 
 from {module} import {names}
 
-from properties.levels import spec_of
+from properties.specs import spec_of
 from properties.targets import load
 from properties.trial import EVERYTHING, run_trace
 

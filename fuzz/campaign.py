@@ -25,7 +25,7 @@ from fuzz.values import LONGEST_S
 from properties.case import Case, encode, read
 from properties.contract import UsageError
 from properties.ledger import Ledger
-from properties.levels import spec_of
+from properties.specs import spec_of
 
 SLICE_S = 1.0
 """Seconds of a slice: how soon one worker hears what another has found."""

@@ -16,7 +16,8 @@ from fuzz.isolate import BEAT, Emit, in_fork
 from fuzz.seeds import case_seed
 from properties.contract import CLAUSES, UsageError
 from properties.drive import drive
-from properties.levels import LevelSpec, spec_of
+from properties.levels import LevelSpec
+from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING
 

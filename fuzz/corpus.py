@@ -11,7 +11,7 @@ import xxhash
 
 from properties.case import Case, write_atomically
 from properties.contract import Level, UsageError
-from properties.levels import spec_of
+from properties.specs import spec_of
 
 FORMAT = "pagefault trace"
 VERSION = 1

@@ -13,7 +13,8 @@ from fuzz.isolate import BEAT, Emit, Ended, in_fork
 from properties.case import Case, decode
 from properties.contract import UsageError
 from properties.drive import drive
-from properties.levels import LevelSpec, spec_of
+from properties.levels import LevelSpec
+from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, Verdict, run_trace
 

@@ -10,7 +10,7 @@ from fuzz import child, messages
 from fuzz.jobs import CRASH, TRIES
 from properties.case import Case, encode, read
 from properties.contract import UsageError
-from properties.levels import spec_of
+from properties.specs import spec_of
 
 EXIT_CODES = {"FIXED": 0, "FAILED": 1, "FAILED, changed": 1, "ERROR": 2}
 

@@ -12,8 +12,8 @@ from fuzz import messages, versions
 from fuzz.isolate import BEAT, Emit, in_fork
 from fuzz.jobs import CRASH, call_limit, crash_message, fails_with, replay, run_in_fork
 from properties.case import Case, encode
-from properties.levels import spec_of
 from properties.minimise import minimise
+from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, run_trace
 

@@ -19,7 +19,7 @@ from fuzz import jobs, messages, versions
 from fuzz.isolate import die_with_parent
 from fuzz.loop import Loop
 from properties.contract import AdapterError, UsageError
-from properties.levels import spec_of
+from properties.specs import spec_of
 from properties.targets import Target, Unavailable, load
 
 

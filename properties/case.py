@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from properties.contract import Level, UsageError, clause
-from properties.levels import spec_of
+from properties.specs import spec_of
 
 FORMAT = "pagefault case"
 VERSION = 1

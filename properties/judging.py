@@ -18,9 +18,10 @@ from properties.case import Case, fingerprint, read
 from properties.contract import AdapterError
 from properties.drive import drive
 from properties.ledger import Entry, Ledger
-from properties.levels import LevelSpec, spec_of
+from properties.levels import LevelSpec
 from properties.machine import Tally, search
 from properties.minimise import breaks, judge, minimise, trimmed
+from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, new_target, run_trace
 

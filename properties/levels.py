@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from properties.contract import CLAUSES, Breach, Level, UsageError
+from properties.contract import CLAUSES, Breach, Level
 
 
 class LevelState(Protocol):
@@ -82,27 +82,6 @@ class LevelSpec:
     why_illegal: Callable[[Any, Any], str | None] | None = None
     num_steps: int | None = None
     limit_s: float | None = None
-
-
-def spec_of(level: Level) -> LevelSpec:
-    """The spec of a level. Raises `UsageError` for a level that cannot be fuzzed yet."""
-    if level == "blocks":
-        from properties.blocks.spec import SPEC
-
-        return SPEC
-    if level == "engine":
-        from properties.engine.spec import SPEC as ENGINE
-
-        return ENGINE
-    if level == "attention":
-        from properties.attention.spec import SPEC as ATTENTION
-
-        return ATTENTION
-    if level == "cache":
-        from properties.cache.spec import SPEC as CACHE
-
-        return CACHE
-    raise UsageError(f"targets of level {level!r} are not driven by traces; use `pagefault test` for them")
 
 
 def clauses_of(level: Level) -> list[str]:

@@ -4,9 +4,9 @@ import pytest
 
 from properties.case import Case
 from properties.contract import VIOLATIONS
-from properties.levels import spec_of
 from properties.minimise import judge
 from properties.report import explain
+from properties.specs import spec_of
 from properties.targets import Unavailable, load
 
 

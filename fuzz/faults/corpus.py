@@ -13,8 +13,8 @@ from fuzz.faults import Fault, all_faults
 from properties.case import Case, read, write
 from properties.drive import drive
 from properties.judging import CORPUS
-from properties.levels import spec_of
 from properties.minimise import breaks, minimise, trimmed
+from properties.specs import spec_of
 from properties.trial import EVERYTHING
 
 OURS = {"blocks": "ours", "engine": "ours-engine", "cache": "cache-ours"}

@@ -7,8 +7,8 @@ from properties.blocks import coverage as blocks
 from properties.cache.coverage import applicable
 from properties.cache.protocol import offered
 from properties.drive import drive
-from properties.levels import spec_of
 from properties.minimise import breaks, judge, minimise, trimmed
+from properties.specs import spec_of
 from properties.targets.cache_ours import OurCache
 from properties.trial import EVERYTHING
 

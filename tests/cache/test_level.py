@@ -24,8 +24,8 @@ from properties.cache.payload import Payload
 from properties.cache.protocol import Row, offered
 from properties.case import Case, decode, encode, fingerprint
 from properties.drive import below_of, drive
-from properties.levels import spec_of
 from properties.report import operation_in_words
+from properties.specs import spec_of
 from properties.targets import Target, Unavailable
 from properties.targets.cache_ours import OurCache, OurTritonCache
 from properties.trial import run_trace

@@ -13,8 +13,8 @@ from fuzz.as_issue import issue_of
 from properties.case import Case
 from properties.contract import UsageError
 from properties.drive import drive
-from properties.levels import spec_of
 from properties.minimise import trimmed
+from properties.specs import spec_of
 from properties.targets import load
 from properties.trial import EVERYTHING
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fuzz import journal
 from fuzz.journal import Head, Journal
 from properties.blocks.operations import Admit, Drain, Free, Geometry
-from properties.levels import spec_of
+from properties.specs import spec_of
 
 SPEC = spec_of("blocks")
 GEOMETRY = Geometry(block_size=2, num_blocks=3)

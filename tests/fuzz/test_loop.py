@@ -10,7 +10,7 @@ from fuzz import journal, messages
 from fuzz.loop import Loop
 from fuzz.seeds import case_seed
 from properties.case import read
-from properties.levels import spec_of
+from properties.specs import spec_of
 from properties.targets import load
 from tests.fuzz.helpers import bad
 

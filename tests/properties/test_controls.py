@@ -6,9 +6,10 @@ from fuzz.faults import Fault, all_faults
 from properties.contract import CLAUSES
 from properties.drive import drive
 from properties.judging import NUM_SEEDS
-from properties.levels import clauses_of, spec_of
+from properties.levels import clauses_of
 from properties.machine import PROFILES, search
 from properties.minimise import breaks, judge, minimise
+from properties.specs import spec_of
 
 FAULTS = [fault for fault in all_faults().values() if fault.level == "blocks"]
 SPEC = spec_of("blocks")

@@ -6,8 +6,8 @@ from fuzz.faults import Fault, all_faults
 from fuzz.faults.corpus import HANGS, file_of, still_catches
 from properties.case import read
 from properties.judging import CORPUS, read_corpus
-from properties.levels import spec_of
 from properties.minimise import judge
+from properties.specs import spec_of
 from properties.targets import load
 
 FAULTS = [fault for fault in all_faults().values() if fault.catches != HANGS]

@@ -1,8 +1,8 @@
 """EVICT-2P must not cry wolf: a block whose parent is rewritten in the same call could no longer be found by then."""
 
 from properties.blocks.operations import Admit, Append, Fork, Free, Geometry, Truncate
-from properties.levels import spec_of
 from properties.minimise import judge
+from properties.specs import spec_of
 from properties.targets.ours import OurBlocks
 
 

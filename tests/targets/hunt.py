@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from properties.drive import drive
-from properties.levels import spec_of
 from properties.minimise import breaks, judge, minimise, trimmed
+from properties.specs import spec_of
 from properties.targets import Unavailable, load
 
 SPEC = spec_of("blocks")
