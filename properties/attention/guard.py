@@ -6,9 +6,9 @@ The interpreter checks nothing: a load past a tensor reads heap garbage, a store
 lanes fall into the memory of the pool they must also be allowed there (slots that the batch owns, for a
 load; slots listed in this store, for a store). The first violation names the kernel's file and line.
 
-All knowledge of the interpreter's internals is in this file (seen in Triton 3.7.1:
-`InterpreterBuilder.create_*` take pointers first; `GridExecutor._init_args_hst` returns the launch's
-tensors on the host). Where those are not as expected `why_unavailable` says so, and nothing is guarded.
+All knowledge of the interpreter's internals is in this file (seen in Triton 3.7.1: where the methods below take
+pointers and mask, and that `GridExecutor._init_args_hst` returns the launch's tensors on the host). Where those are
+not as expected `why_unavailable` says so, and nothing is guarded; a test holds that the installed Triton fits.
 """
 
 import sys
