@@ -237,6 +237,7 @@ class OurFlashCache(OurCache):
         block_sizes=(256,),
         num_blocks=(1, 6),
         max_sequences=4,
+        max_tokens=700,
         num_layers=(1, 2),
         kv_heads=(1, 2),
         ratios=(1, 4),
