@@ -50,7 +50,7 @@ READ_VARIATIONS: tuple[Variation, ...] = (
     "without_lse",
     "high_count",
 )
-SPLITS: tuple[int | None, ...] = (2, 3, 2, 1, None, 1, 5, 8)
+SPLITS: tuple[int | None, ...] = (2, 3, 2, 1, None, 2, 5, 8)
 VALUES: tuple[Values, ...] = ("peaked", "peaked", "peaked", "normal", "large", "equal")
 FORMS: tuple[PoolForm, ...] = ("separate", "separate", "interleaved", "layered", "high_stride")
 QUERY_FORMS: tuple[QueryForm, ...] = ("contiguous", "fused")
