@@ -22,4 +22,5 @@ lint: install
 	$(BIN)/lint-imports
 
 test: install lint
-	$(BIN)/python -m pytest properties tests
+	$(BIN)/python -m pytest properties
+	$(BIN)/python -m pytest tests

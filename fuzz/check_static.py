@@ -104,6 +104,17 @@ def static_problems(adapter: Any) -> list[Problem]:
     return [*problems, *_arguments(adapter, caps, level), *_declared(caps)]
 
 
+def declaration_problem(adapter: Any) -> Problem | None:
+    """The first declaration of a blocks or engine adapter that cannot be: a campaign would only trip over it later."""
+    caps = getattr(adapter, "capabilities", None)
+    if caps is None:
+        return None  # its first case says so
+    if not isinstance(caps, Capabilities):
+        what = f"{type(adapter).__name__}.capabilities is {type(caps).__name__}"
+        return what, "set `capabilities = Capabilities(...)` from properties.protocol"
+    return next(iter(_declared(caps)), None)
+
+
 def _misspelt(adapter: Any, level: _Level) -> list[Problem]:
     """A public method whose name is nearly that of an optional one was probably meant to be it."""
     known = {*level.required, *level.optional}

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from fuzz import corpus, messages, versions
+from fuzz.check_static import declaration_problem
 from fuzz.jobs import NO_LIMIT_S
 from fuzz.journal import Head, Journal
 from fuzz.seeds import case_seed, num_steps
@@ -55,6 +56,10 @@ class Loop:
         self.pending, self.corpus = campaign / "pending", saved
         adapter = self.make()
         self.versions = versions.versions_of(target.name, adapter)
+        if spec.level in ("blocks", "engine"):
+            problem = declaration_problem(adapter)
+            if problem is not None:
+                raise AdapterError(*problem)
         self.capabilities = getattr(adapter, "capabilities", None)
         self.offers = spec.offered(adapter)
         self.journal = Journal(journal)

@@ -30,8 +30,8 @@ class Replayed:
 class Replayer:
     """Replays cases; keeps one child a target, in which each case has a fork of its own. Close it."""
 
-    def __init__(self, device: str, limit_s: float) -> None:
-        self.device, self.limit_s = device, limit_s
+    def __init__(self, device: str, limit_s: float, target: str | None = None) -> None:
+        self.device, self.limit_s, self.target = device, limit_s, target
         self._children: dict[str, child.Child] = {}
 
     def close(self) -> None:
@@ -44,6 +44,8 @@ class Replayer:
         """Replay the case in a file. Never fails: what is wrong is in the answer."""
         try:
             case = read(Path(path))
+            if self.target is not None:
+                case.target = self.target
         except UsageError as error:
             return Replayed(path, "ERROR", str(error))
         try:
@@ -104,9 +106,15 @@ def verdict_of(case: Case, judged: messages.Judged) -> tuple[str, str, int]:
     return "FIXED", f"{case.property} holds{rest}", 0
 
 
-def replay_all(paths: list[str], device: str, limit_s: float, tell: Callable[[Replayed], None]) -> list[Replayed]:
-    """Replay several cases; `tell` is called after each."""
-    replayer, results = Replayer(device, limit_s), []
+def replay_all(
+    paths: list[str],
+    device: str,
+    limit_s: float,
+    tell: Callable[[Replayed], None],
+    target: str | None = None,
+) -> list[Replayed]:
+    """Replay several cases, on `target` or on those they name; `tell` is called after each."""
+    replayer, results = Replayer(device, limit_s, target), []
     try:
         for path in paths:
             results.append(replayer.replay(path))

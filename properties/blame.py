@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from pathlib import Path
 from types import CodeType, TracebackType
 
 from properties import protocol
 
 _STDLIB = sysconfig.get_path("stdlib")
+_HERE = str(Path(__file__).parent / "blocks")
 _HELPERS = protocol.__file__
 """What raises here was given something wrong by the adapter that called it."""
 
@@ -47,7 +49,11 @@ def _innermost_code(trace: TracebackType | None) -> CodeType | None:
 
 def is_adapter_fault(error: BaseException, target: object) -> bool:
     """Whether the exception was raised by a line of the adapter itself, not by the implementation that it calls."""
-    return _innermost_code(error.__traceback__) in adapter_codes(target)
+    code = _innermost_code(error.__traceback__)
+    called_wrongly = code is not None and code.co_filename.startswith(
+        _HERE
+    )  # no frame of the target: a wrong signature
+    return called_wrongly or code in adapter_codes(target)
 
 
 def last_lines(error: BaseException, most: int = 3) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from properties.contract import Level, UsageError, clause
+from properties.contract import CLAUSES, Level, UsageError, clause
 from properties.specs import spec_of
 
 FORMAT = "pagefault case"
@@ -90,6 +90,8 @@ def decode(data: bytes, name: str = "case") -> Case:
     except msgspec.ValidationError as error:
         raise UsageError(f"{name} is not a valid case: {error}") from None
     clause(case.property)
+    if not case.operations and CLAUSES[case.property].chapter != "MEM":
+        raise UsageError(f"{name} has no operations: there is nothing to replay. Take it from the campaign again")
     return case
 
 
@@ -121,12 +123,12 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def fingerprint(case: Case) -> str:
-    """What makes two minimised cases the same finding: target, clause, geometry and steps, but not tokens' values.
+    """What makes two minimised cases of one target the same finding: clause and steps, but not the tokens' values.
 
-    Sixteen hexadecimal digits.
+    Sixteen hexadecimal digits. The target's name is left out, since one target can be spelt in several ways.
     """
     steps = [
         {key: len(value) if key == "tokens" else value for key, value in step.items()}
         for step in msgspec.to_builtins(case.operations)
     ]
-    return xxhash.xxh64_hexdigest(msgspec.json.encode([case.target, case.property, steps], order="sorted"))
+    return xxhash.xxh64_hexdigest(msgspec.json.encode([case.property, steps], order="sorted"))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from properties.case import Case, encode, fingerprint, write
-from properties.contract import VIOLATIONS
 from properties.judging import Results
 from properties.report import explain
 from properties.targets import Unavailable
@@ -26,7 +25,7 @@ def check(contract: Any, clause_id: str, target_name: str) -> None:
     if finding is not None:
         if finding.known is not None:
             pytest.xfail(f"known: {finding.known.tracker}")
-        raise VIOLATIONS[clause_id](explain(finding.case, finding.broken_at, _replay(finding.case)))
+        pytest.fail(explain(finding.case, finding.broken_at, _replay(finding.case)), pytrace=False)
     if clause_id.startswith("CRASH"):
         assert results.tally.steps, f"{clause_id}: nothing was called"
         return

@@ -26,8 +26,9 @@ from properties.targets import Target
 from properties.trial import EVERYTHING, new_target, run_trace
 
 CORPUS = Path(__file__).with_name("corpus")
-NUM_SEEDS = {"pagefault-dev": 400, "pagefault-ci": 1500, "pagefault-night": 200_000}
-"""Seeded traces after Hypothesis. 1,500 traces are about 5 s on our manager and judge each clause hundreds of times."""
+NUM_SEEDS = {"pagefault-dev": 1500, "pagefault-ci": 3000, "pagefault-night": 200_000}
+"""Seeded traces after Hypothesis. 1,500 traces are about 5 s on our manager and judge each clause hundreds of times; a
+campaign (`pagefault run`) draws as many every few seconds and looks deeper."""
 MOST_ROUNDS = 12
 """Hypothesis runs again without the clauses found so far, at most this often."""
 

@@ -16,14 +16,14 @@ SHIPPED = Path(__file__).with_name("known_failures.json")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One known fault. `versions` are those of the target in which it was seen; `tracker` is a link, or why there is none."""
+    """One known fault. `versions`: of the target, in which it is known (none = any); `tracker`: a link, or why none."""
 
     target: str
     property: str
     fingerprints: tuple[str, ...]
-    versions: tuple[str, ...]
+    versions: tuple[str, ...] = ()
     tracker: str
-    note: str
+    note: str = ""
 
 
 class Ledger:
@@ -36,9 +36,13 @@ class Ledger:
     def find(self, target: str, property: str, fingerprint: str, version: str | None = None) -> Entry | None:
         """The entry for that finding; it is counted. In a version that the entry does not name, the finding is new."""
         for entry in self.entries:
-            if version is not None and version not in entry.versions:
+            if version is not None and entry.versions and version not in entry.versions:
                 continue
-            if entry.target == target and entry.property == property and fingerprint in entry.fingerprints:
+            if (
+                _spelt(entry.target) == _spelt(target)
+                and entry.property == property
+                and fingerprint in entry.fingerprints
+            ):
                 self.matches[entry] += 1
                 return entry
         return None
@@ -66,6 +70,16 @@ def read_ledger(path: Path | None) -> Ledger:
         if is_ours(entry.target):
             raise UsageError(f"{file}: {entry.target} is ours: mend the fault instead of noting it")
     return Ledger(entries)
+
+
+def _spelt(target: str) -> str:
+    """A target of a file by the file's name alone: `run` and `test` may be told the same file by different paths.
+
+    >>> _spelt("/home/me/my_target.py:Target"), _spelt("nano-vllm:/checkout")
+    ('my_target.py:Target', 'nano-vllm:/checkout')
+    """
+    file, colon, attribute = target.rpartition(":")
+    return f"{Path(file).name}{colon}{attribute}" if file.endswith(".py") else target
 
 
 def is_ours(target: str) -> bool:

@@ -30,9 +30,9 @@ from properties.timelimit import time_limit
 from properties.trial import ends, new_target
 
 PROFILES = {
-    "pagefault-dev": settings(max_examples=60, stateful_step_count=40),
+    "pagefault-dev": settings(max_examples=60, stateful_step_count=40, database=None),
     "pagefault-ci": settings(max_examples=300, stateful_step_count=50, derandomize=True, database=None),
-    "pagefault-night": settings(max_examples=20_000, stateful_step_count=80),
+    "pagefault-night": settings(max_examples=20_000, stateful_step_count=80, database=None),
 }
 """Ours, under our own names: a user's profiles stay what they are. No deadlines: they are the classic cause of flakes."""
 

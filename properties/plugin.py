@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from msgspec import structs
 
 from properties.attention.budget import budget, on_device
 from properties.cache.budget import budget as cache_budget
@@ -135,6 +136,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = [] if session.cases else list(_pairs(session, chapter))
         metafunc.parametrize(("clause_id", "target_name"), pairs, ids=[f"{id}-{name}" for id, name in pairs])
     elif "case" in metafunc.fixturenames:
+        if metafunc.config.getoption("--target"):
+            session.cases = [structs.replace(case, target=name) for case in session.cases for name in session.names]
         metafunc.parametrize("case", session.cases, ids=[f"{case.target}-{case.property}" for case in session.cases])
     elif "attention_name" in metafunc.fixturenames:
         names = [name for name, target in session.targets.items() if target.level == "attention"]
@@ -207,6 +210,8 @@ def summary(results: Results) -> list[str]:
     not_judged = [id for id in clauses_of(level) if id not in results.applicable and not id.startswith("CRASH")]
     if not_judged:
         lines.append("not judged (not offered, or not promised): " + ", ".join(not_judged))
+    lines.append(f"this was a short look; `pagefault run -t {results.target.name} --time 10m` looks deeper")
+    lines.append(f"this was a short look; `pagefault run -t {results.target.name} --time 10m` looks deeper")
     known = [
         f"{finding.case.property} ({finding.known.tracker})" for finding in results.findings.values() if finding.known
     ]

@@ -15,6 +15,9 @@ from fuzz.replay import EXIT_CODES, Replayed, replay_all
 
 def command(
     case: Annotated[list[str], typer.Argument(help="Case files.", metavar="CASE...")],
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Replay on this target instead of the one named in the case.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
     call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
     json_: Json = False,
@@ -22,7 +25,7 @@ def command(
     """Replay cases, each in a fresh process: FIXED, FAILED or ERROR; exit 0, 1 or 2, the worst wins."""
     device = values.choice(device, "--device", ("cpu", "cuda"))
     limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
-    results = replay_all(case, device, limit_s, (lambda result: None) if json_ else _tell)
+    results = replay_all(case, device, limit_s, (lambda result: None) if json_ else _tell, target)
     if json_:
         say(json.dumps([dataclasses.asdict(result) for result in results], indent=1))
     return max(EXIT_CODES[result.status] for result in results)

@@ -68,7 +68,8 @@ def _environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), root]))
     kept = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     interpreted = {} if shutil.which("nvidia-smi") else {"TRITON_INTERPRET": "1"}  # before Triton is imported
-    return {**interpreted, **kept, "PYTHONPATH": path}
+    hypothesis = {"HYPOTHESIS_STORAGE_DIRECTORY": str((ROOT / "hypothesis").absolute())}  # not in the user's folder
+    return {**interpreted, **hypothesis, **kept, "PYTHONPATH": path}
 
 
 def _anywhere(name: str) -> str:

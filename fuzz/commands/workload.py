@@ -13,7 +13,8 @@ from fuzz import values
 from fuzz.output import Json, emit, note
 from fuzz.trace_file import read_requests
 from fuzz.workload import WorkloadResult, check_block_size, run_blocks
-from properties.contract import UsageError
+from properties.blame import last_lines
+from properties.contract import AdapterError, UsageError
 from properties.targets import Target, load
 
 LINE_EVERY_S = 10.0
@@ -49,11 +50,28 @@ def command(
     targets = [load(name) for name in (target or ["ours"])]
     for _ in read_requests(path, most):  # a mistake in the file is said before anything runs
         pass
-    results = [_run(found, path, most, size, num_blocks, num_live) for found in targets]
+    results = [_guarded_run(found, path, most, size, num_blocks, num_live) for found in targets]
     if plot:
         draw(results, plot)
     emit(as_fields(results), as_json=json_, text=in_words(results))
     return 1 if any(result.breaches for result in results) else 0
+
+
+def _guarded_run(
+    target: Target, path: str, most: int | None, size: int, num_blocks: int | None, live: int
+) -> WorkloadResult:
+    """Run one target; whatever it raises or does to this process becomes one line, never a traceback or a clean exit."""
+    try:
+        return _run(target, path, most, size, num_blocks, live)
+    except (UsageError, KeyboardInterrupt):
+        raise
+    except AdapterError as error:
+        raise UsageError(f"verdict ADAPTER for {target.name}: {error}") from error
+    except BaseException as error:  # SystemExit too: a target that ends the process must not pass for a clean run
+        raise UsageError(
+            f"verdict ADAPTER for {target.name}: it raised {type(error).__name__}: {error} ({last_lines(error)}). "
+            f"`pagefault check-target {target.name}` looks at each call by itself"
+        ) from error
 
 
 def _run(target: Target, path: str, most: int | None, size: int, num_blocks: int | None, live: int) -> WorkloadResult:

@@ -38,12 +38,17 @@ def judge_refusal(
     state.judged["ALLOC-6"] += 1
     unowned = state.num_unowned() - state.capabilities.watermark_blocks
     if need <= unowned:
-        free = "" if state.free is None else f", {len(set(state.free) - state.holders.keys())} of them on the free list"
+        free = "" if state.free is None else f" ({len(set(state.free) - state.holders.keys())} on the free list)"
         state.report(
             "ALLOC-6",
-            f"{what} was refused with {refusal}, but it needs at most {need} blocks and no sequence holds "
-            f"{unowned} of the {len(state.usable)}{free}: free plus evictable blocks suffice",
+            f"{what} was refused with {refusal}, but it needs no more than {blocks_in_words(need)}, and "
+            f"{unowned} of {len(state.usable)} are held by nobody{free}: free plus evictable blocks suffice",
         )
+
+
+def blocks_in_words(count: int) -> str:
+    """`1 block`, `2 blocks`."""
+    return f"{count} block{'s' * (count != 1)}"
 
 
 def judge_answer(state: State, what: str, answer: bool | None, *, copy_due: bool) -> None:

@@ -39,6 +39,8 @@ def applicable(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[
         found.discard("HASH-4")
     if capabilities.copy_at_fork:
         found.discard("COW-4")
+    if capabilities.max_sequences == 1:  # no room for a child
+        found -= {"COW-1", "COW-4", "COW-3P"}
     if capabilities.unknown_free:
         found.add("REF-3")
     if capabilities.window:
@@ -54,9 +56,9 @@ def marks(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[str]:
         found |= {"a prefix hit", "a full hit"}
         if "cached_blocks" in offers:
             found.add("a cached block was evicted")
-    if "fork" in offers:
+    if "fork" in offers and capabilities.max_sequences != 1:
         found.add("a fork")
-        if "copies" in offers:
+        if "copies" in offers and max(capabilities.block_sizes) > 1:
             found.add("a copy on write")
     if "truncate" in offers:
         found.add("a truncation")

@@ -6,6 +6,8 @@ structs: tagged JSON that stays readable, and a codec fast enough to journal eve
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 
@@ -135,9 +137,9 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     `window` is the sliding window in tokens and `num_sinks` the first tokens that stay outside it.
     """
 
-    block_size: int
-    num_blocks: int
-    num_host_blocks: int = 0
-    hash_bits: int | None = None
-    window: int | None = None
-    num_sinks: int = 0
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+    num_host_blocks: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
+    hash_bits: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    window: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    num_sinks: Annotated[int, msgspec.Meta(ge=0)] = 0

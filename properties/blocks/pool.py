@@ -133,7 +133,7 @@ def _conservation_problem(state: State, free: Sequence[int], free_set: set[int])
     if cached:
         overlap = free_set & set(cached)
         if overlap and not state.capabilities.cached_overlaps_free:
-            return f"{_names(overlap)} cached and free at once, which the target does not declare"
+            return f"{_names(overlap)} cached and free at once. If by design, declare cached_overlaps_free=True"
     leaked = state.usable - free_set - state.holders.keys() - set(cached)
     if leaked:
         block = min(leaked)
