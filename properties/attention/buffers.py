@@ -10,6 +10,7 @@ Letters: B blocks, P block size, G KV heads, D head size.
 
 import math
 import mmap
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -110,6 +111,10 @@ def _view(buffer: Tensor, shape: tuple[int, ...], offset: int, block_stride: int
     return buffer.as_strided(shape, (block_stride, *inner), offset)
 
 
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""Python names the flag from 3.13 on. Without it the kernel refuses to fork a process that maps more than there is memory."""
+
+
 @lru_cache(maxsize=3)
 def _high_buffer(dtype: torch.dtype, device: str) -> Tensor:
     """A flat tensor of zeros large enough for MAX_HIGH_BLOCKS blocks, HIGH_STRIDE elements apart, and their
@@ -119,7 +124,7 @@ def _high_buffer(dtype: torch.dtype, device: str) -> Tensor:
     if device != "cpu":
         return torch.zeros(num_elements, dtype=dtype, device=device)
     # Reserved address space: only the pages that are touched ever become memory.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     mapping = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
     return torch.frombuffer(mapping, dtype=dtype)
 
