@@ -126,6 +126,8 @@ def _folder(saved: Saved | None, out: str | None, options: Options) -> Folder:
         if out is not None:
             raise UsageError("--resume goes on in the campaign's own folder: leave out --out")
         return Folder(saved.path, Path(saved.corpus))
+    if out is not None and not out.strip():
+        raise UsageError("--out is empty: give a folder, or leave it out")
     path = default_path(list(options.targets)) if out is None else Path(out)
     if path.is_file():
         raise UsageError(f"--out {path} is a file: give a folder")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
@@ -12,6 +12,17 @@ from properties.engine.protocol import REQUIRED, EngineCapabilities, Row, Step, 
 from properties.protocol import Copy
 
 _ROW = "return Step(rows=[Row(name, start, stop, samples), ...], copies=[Copy(...), ...])"
+
+
+def _is_sound(row: Any) -> bool:
+    """Whether a row needs no conversion: a `Row` with a name, two whole numbers and a truth value."""
+    return (
+        type(row) is Row
+        and type(row.name) is str
+        and type(row.start) is int
+        and type(row.stop) is int
+        and type(row.samples) is bool
+    )
 
 
 class EngineProbe(Probe):
@@ -43,18 +54,24 @@ class EngineProbe(Probe):
         answer = self.call("step")
         if not isinstance(answer, Step):
             raise AdapterError(f"step returned {answer!r:.80} ({type(answer).__name__})", _ROW)
-        rows = [row if type(row) is Row else self._row(row) for row in answer.rows]
+        try:
+            rows = [row if _is_sound(row) else self._row(row) for row in answer.rows]
+            copies = [self._copy(copy) for copy in answer.copies]
+        except TypeError:
+            raise AdapterError(f"step returned {answer!r:.80}: its rows and copies are no lists", _ROW) from None
         for row in rows:
             if not 0 <= row.start <= row.stop:
                 raise AdapterError(
                     f"step returned the row {row}, whose range is backward or negative",
                     "start and stop are positions of the sequence, start <= stop",
                 )
-        return answer._replace(rows=rows, copies=[self._copy(copy) for copy in answer.copies])
+        return answer._replace(rows=rows, copies=copies)
 
     def _row(self, row: Any) -> Row:
         try:
             name, start, stop, samples = row
+            if not isinstance(name, str) or samples not in (True, False):
+                raise ValueError
             return Row(name, index(start), index(stop), bool(samples))
         except (TypeError, ValueError):
             raise AdapterError(f"step returned the row {row!r:.80}", _ROW) from None
@@ -80,6 +97,8 @@ class EngineProbe(Probe):
     def live(self) -> Sequence[str]:
         """Names of the requests that the target says have not ended."""
         answer = self.call("live")
-        if isinstance(answer, str) or not all(isinstance(name, str) for name in answer):
+        listed = isinstance(answer, Iterable) and not isinstance(answer, str)
+        answer = list(answer) if listed else answer
+        if not listed or not all(isinstance(name, str) for name in answer):
             raise AdapterError(f"live returned {answer!r:.80}", "return the names of the requests that have not ended")
         return list(answer)

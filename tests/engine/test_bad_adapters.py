@@ -45,6 +45,12 @@ def changed(change: Callable[[Step], Any]) -> Callable[[], OurEngine]:
         (lambda step: step._replace(rows=[Row("A", -1, 1, False)]), "negative"),
         (lambda step: step._replace(rows=[Row("nobody", 0, 1, False)]), "never submitted"),
         (lambda step: step._replace(rows=[("A", "x", 1, False)]), "the row"),
+        (lambda step: step._replace(rows=[Row("A", None, 1, False)]), "the row"),  # type: ignore[arg-type]
+        (lambda step: step._replace(rows=[Row("A", 0.0, 1, False)]), "the row"),  # type: ignore[arg-type]
+        (lambda step: step._replace(rows=[Row([], 0, 1, False)]), "the row"),  # type: ignore[arg-type]
+        (lambda step: step._replace(rows=[Row("A", 0, 1, None)]), "the row"),  # type: ignore[arg-type]
+        (lambda step: step._replace(rows=None), "no lists"),  # type: ignore[arg-type]
+        (lambda step: step._replace(copies=None), "no lists"),  # type: ignore[arg-type]
         (lambda step: step._replace(copies=[(1,)]), "the copy"),
         (lambda step: step._replace(copies=[Copy(0, 1, "disk")]), "unknown memory space"),  # type: ignore[arg-type]
     ],
@@ -167,12 +173,18 @@ class LiveIsAString(OurEngine):
         return "A"
 
 
+class LiveIsNone(OurEngine):
+    def live(self) -> Sequence[str]:
+        return None  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [
         (NoCapabilities, "declares no capabilities"),
         (KeepsState, "right after open()"),
         (LiveIsAString, "live returned 'A'"),
+        (LiveIsNone, "live returned None"),
     ],
 )
 def test_other_breaches_of_the_protocol(target: type[OurEngine], says: str) -> None:

@@ -44,6 +44,7 @@ MISTAKES = [
     (["new-target", "blocks", "file"], "must end in .py", "for example my_target.py"),
     (["new-target", "blocks", "no/where.py"], "no/where.py cannot be written", "Give a folder that exists"),
     (["check-target", "ours", "--time", "0"], "--time 0 is out of range", "at most 1h"),
+    (["run", "--out", ""], "--out is empty", "give a folder"),
 ]
 
 
