@@ -25,13 +25,18 @@ def _edited(case: Path, to: Path, edit: Edit) -> Path:
     return to
 
 
+def _steps(case: Path) -> int:
+    """A campaign may find the fault in one of two shortest forms; either way its last step breaks the clause."""
+    return len(read(case).operations)
+
+
 def test_a_case_that_was_reformatted_by_hand_still_fails(leaky_case: Path, tmp_path: Path) -> None:
     path = _edited(leaky_case, tmp_path / "c.json", lambda fields: None)
     done = pagefault("repro", path, cwd=tmp_path)
 
     assert done.code == 1
     assert done.out.startswith(f"FAILED  {path}\n")
-    assert "REF-1 at step 4: block" in done.out
+    assert f"REF-1 at step {_steps(leaky_case)}: block" in done.out
 
 
 def test_a_case_on_a_mended_target_is_fixed(leaky_case: Path, tmp_path: Path) -> None:
@@ -48,7 +53,7 @@ def test_another_clause_is_failed_changed(leaky_case: Path, tmp_path: Path) -> N
 
     assert done.code == 1
     assert done.json[0]["status"] == "FAILED, changed"
-    assert "HASH-1 holds, but REF-1 at step 4" in done.json[0]["detail"]
+    assert f"HASH-1 holds, but REF-1 at step {_steps(leaky_case)}" in done.json[0]["detail"]
 
 
 BROKEN: dict[str, tuple[Edit, str]] = {
@@ -144,10 +149,11 @@ def test_minimize_writes_a_smaller_case_beside_it(leaky_case: Path, tmp_path: Pa
     smaller = read(tmp_path / "big.min.json")
 
     assert done.code == 0, done.err
-    assert (done.json["steps_before"], done.json["steps"]) == (7, 4)
-    assert len(smaller.operations) == 4
+    steps = _steps(leaky_case)
+    assert (done.json["steps_before"], done.json["steps"]) == (steps + 3, steps)
+    assert len(smaller.operations) == steps
     assert done.json["fingerprint"] == fingerprint(smaller)
-    assert len(read(path).operations) == 7, "the case itself is left as it is"
+    assert len(read(path).operations) == steps + 3, "the case itself is left as it is"
 
 
 def test_minimize_refuses_a_case_that_does_not_fail(leaky_case: Path, tmp_path: Path) -> None:
