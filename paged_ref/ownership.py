@@ -24,7 +24,6 @@ class LiveSequence:
     blocks: tuple[int, ...] = ()
     family: set[str] = field(default_factory=set)
     location: str = "device"
-    resumed: bool = False
 
     def move(self, location: str) -> None:
         """The KV is somewhere else now; the target has not said where yet."""

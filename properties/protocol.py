@@ -4,8 +4,8 @@ differently it declares. An adapter that breaks its own protocol gets the verdic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -134,9 +134,6 @@ OPTIONAL: dict[str, str] = {
 """Optional methods of a blocks target; each one that is offered makes more clauses judgeable."""
 
 REQUIRED: tuple[str, ...] = ("open", "admit", "append", "free", "slots")
-
-TargetFactory = Callable[[], Any]
-"""A target is given as a class or function without arguments that returns an adapter."""
 
 
 def offered(target: object) -> frozenset[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from paged_ref.ownership import LiveSequence
-from paged_ref.provenance import EMPTY
 from properties.blocks.state import State
 
 
@@ -243,8 +242,3 @@ def _read_twice(state: State, seq: LiveSequence, position: int, slots: Sequence[
         f"has it in slot {seq.slots[position]}; the other is {state.shadow.describe_slot(wrong, state.runs)}. "
         f"History of {state.shadow.history(block)}"
     )
-
-
-def was_never_written(state: State, slot: int) -> bool:
-    """Whether nothing was ever written to a slot."""
-    return state.shadow.run[slot] == EMPTY

@@ -7,7 +7,7 @@ must fail, forks whose sides diverge, weak hashes, cancelled allocations, names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from properties.blocks.legality import offered_operations, why_illegal
 from properties.blocks.operations import (
@@ -289,8 +289,3 @@ _MAKERS: dict[type[Operation], _Maker] = {
     SwapOut: OperationMaker.swap_out,
     Truncate: OperationMaker.truncate,
 }
-
-
-def operation_names(operations: Sequence[Operation]) -> set[str]:
-    """Names of the sequences that a trace mentions."""
-    return {name for op in operations for name in (getattr(op, "name", None), getattr(op, "child", None)) if name}
