@@ -62,6 +62,14 @@ class Probe:
             ) from error
         raise Crashed(what) from error
 
+    def attempt(self, method: str, *args: object) -> BaseException | None:
+        """Call a method that may refuse in any way: what it raised, None where it was accepted."""
+        try:
+            getattr(self.target, method)(*args)
+        except self.raised as error:
+            return error
+        return None
+
     def number(self, method: str, *args: object, **kwargs: object) -> int:
         """Call a method whose answer is a whole number."""
         answer = self.call(method, *args, **kwargs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from paged_ref.ownership import LiveSequence, blocks_of_slots
-from properties.blocks import access, calls, opening
+from properties.blocks import access, calls, declarations, opening
 from properties.blocks.bench import Bench
 from properties.blocks.legality import why_illegal
 from properties.blocks.operations import (
@@ -213,6 +213,7 @@ class BlocksReferee(Bench):
         self._perform_copies(child, shared)
         if self._look_at_sequences(child):
             fresh = [block for block in child.blocks if block not in shared]
+            declarations.check_copy_at_fork(state, parent, child)
             access.judge_fresh(state, child, fresh)
             self._hand_out(child, fresh, before)
             self._after(child)
@@ -294,11 +295,8 @@ class BlocksReferee(Bench):
     def _free_again(self, op: FreeAgain, latest: str | None) -> Outcome:
         state = self.state
         before = (state.free, state.cached, state.refs)
-        how = "was accepted"
-        try:
-            self.target.free(op.name)
-        except Exception as error:
-            how = f"raised {type(error).__name__}"
+        error = self.probe.attempt("free", op.name)
+        how = "was accepted" if error is None else f"raised {type(error).__name__}"
         state.judged["REF-3"] += 1
         try:
             self._look_at_sequences()
@@ -309,6 +307,8 @@ class BlocksReferee(Bench):
         problem = calls.what_changed(state, before, self._changed)
         if problem:
             state.report("REF-3", f"free({op.name}) of a sequence that is not live {how} and changed {problem}")
+        else:
+            declarations.check_unknown_free(state, op.name, how, refused=error is not None)
         self._after(None, pool_seen=True)
         state.marks["a free of an unknown name"] += 1
         return "done"

@@ -27,6 +27,7 @@ Pair = tuple[Row, Request]
 
 UNSEEN = 1 << 30
 """First of the tokens that fill the pool at the end; no generator draws them."""
+_UNDECLARED = "If what it then does is undefined, leave duplicates out of the capabilities"
 FILLER = "fill"
 """Name of the request that fills the pool."""
 
@@ -105,7 +106,9 @@ class EngineReferee(EngineBench):
             state.marks["a duplicate was refused"] += 1
             self._after()
             return "refused"
-        state.report("CRASH-1", f"submit({op.name}) was accepted although a request of that name is live")
+        state.report(
+            "CRASH-1", f"submit({op.name}) was accepted although a request of that name is live. {_UNDECLARED}"
+        )
         return "crashed"  # two requests of one name cannot be told apart any more
 
     def _cancel(self, op: Cancel) -> Outcome:
