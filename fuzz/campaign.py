@@ -342,10 +342,13 @@ class Campaign:
 
     def _resume_pending(self) -> None:
         for path in sorted((self.folder.path / "pending").glob("*.json")):
-            with contextlib.suppress(UsageError):
+            try:
                 case = read(path)
-                if case.target in self.runs:
-                    self.examiners.add(Suspect(case.target, path, case.property, 1), self.elapsed_s)
+            except UsageError as error:
+                self._say(f"{error}. It is left out, and stays where it is")
+                continue
+            if case.target in self.runs:
+                self.examiners.add(Suspect(case.target, path, case.property, 1), self.elapsed_s)
 
     def _collect(self) -> None:
         for evidence in self.examiners.done(self.elapsed_s):

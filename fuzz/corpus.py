@@ -59,7 +59,7 @@ def read(path: Path) -> tuple[str, Any, tuple[Any, ...]]:
         operations = msgspec.convert(found.operations, tuple[spec.operation, ...])  # type: ignore[name-defined]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not a saved trace: {error}") from None
     return found.level, geometry, operations
 

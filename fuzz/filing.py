@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -83,6 +84,10 @@ class Filing:
     def _write(self, finding: Finding) -> None:
         case = finding.case
         try:
+            if os.path.lexists(
+                finding.path
+            ):  # a damaged or foreign file: what this run knows of is in `findings` already
+                self.folder.set_aside(finding.path)
             self.folder.write_bytes(finding.path, encode(case))
         except DiskError:
             self.tell(f"this case could not be saved; it is here whole:\n{encode(case).decode()}")

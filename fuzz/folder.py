@@ -37,6 +37,14 @@ class DiskError(Exception):
         )
 
 
+class Damaged(UsageError):
+    """A file of a campaign that cannot be read. `str()` is half a line: which file, and what is wrong with it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} cannot be read ({why})")
+        self.path = path
+
+
 class Folder:
     """A campaign's folder, locked while the campaign runs."""
 
@@ -62,6 +70,35 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"{self.path} is in use by another campaign: wait for it, or give another --out") from None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove what a kill left half written (the whole file before it is still there), and make room for our own files."""
+        for name in ("events.jsonl", "status.json"):
+            if (self.path / name).is_dir():
+                self.set_aside(self.path / name)
+        for part in (self.path, *(self.path / part for part in _PARTS)):
+            for path in part.glob(".*"):
+                if path.suffix[1:].isdigit() and path.is_file():
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+
+    def set_aside(self, path: Path) -> str:
+        """Give a damaged file another name, so that its place is free and nothing of it is lost: what became of it.
+
+        Raises `DiskError`.
+        """
+        beside = path.with_name(f"{path.name}.damaged")
+        number = 2
+        while beside.exists():
+            beside, number = path.with_name(f"{path.name}.damaged-{number}"), number + 1
+        try:
+            path.replace(beside)
+        except FileNotFoundError:
+            return "it is missing"
+        except OSError as error:
+            raise DiskError(path, error) from None
+        return f"it is kept as {beside.name}"
 
     def corpus(self, target: str) -> Path:
         """Where a target's saved traces are."""
@@ -99,16 +136,14 @@ class Folder:
             raise DiskError(path, error) from None
 
     def read(self, name: str, kind: Any) -> Any:
-        """Read a file of the campaign. Raises `UsageError`."""
+        """Read a file of the campaign. Raises `Damaged`."""
         path = self.path / name
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
-        except OSError:
-            raise UsageError(
-                f"--resume {self.path}: there is no {name}, so it is no campaign: give its folder"
-            ) from None
-        except msgspec.DecodeError as error:
-            raise UsageError(f"--resume {self.path}: {name} cannot be read ({error}): start a new campaign") from None
+        except OSError as error:
+            raise Damaged(path, error.strerror or str(error)) from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Damaged(path, str(error)) from None
 
     def remove_if_empty(self) -> None:
         """Take a campaign back that never began: no folder is left of a mistyped target's name."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from fuzz import messages
@@ -9,21 +11,24 @@ from fuzz import messages
 BLOCK = 64
 """Cases handed out at a time: workers take blocks, so that each case is run once, whatever their number."""
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A number that a file may hold: more than any campaign reaches, and exact in any reader of JSON."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
 
 class Tally(msgspec.Struct):
     """Counters of one target. `open` are half-open ranges of cases that were handed out and not finished."""
 
-    cases: int = 0
-    operations: int = 0
-    refused: int = 0
-    busy_s: float = 0.0
-    judged: dict[str, int] = {}
-    marks: dict[str, int] = {}
-    broken: dict[str, int] = {}
-    restarts: int = 0
-    flaky: dict[str, int] = {}
-    next_block: int = 0
-    open: list[tuple[int, int]] = []
+    cases: Count = 0
+    operations: Count = 0
+    refused: Count = 0
+    busy_s: Seconds = 0.0
+    judged: dict[str, Count] = {}
+    marks: dict[str, Count] = {}
+    broken: dict[str, Count] = {}
+    restarts: Count = 0
+    next_block: Count = 0
+    open: list[tuple[Count, Count]] = []
 
     def add(self, counts: messages.Counts) -> None:
         """Add what a worker reports."""
@@ -34,6 +39,17 @@ class Tally(msgspec.Struct):
         for mine, more in ((self.judged, counts.judged), (self.marks, counts.marks), (self.broken, counts.broken)):
             for key, count in more.items():
                 mine[key] = mine.get(key, 0) + count
+
+    def problem(self, most: int) -> str:
+        """What cannot be true of these counters, which were read from a file; "" if they may be. `most` cases in all."""
+        if self.next_block > most // BLOCK:
+            return f"next_block {self.next_block} is beyond the {most} cases of a campaign"
+        for first, stop in self.open:
+            if not 0 <= first < stop <= min(first + BLOCK, self.next_block * BLOCK):
+                return f"open has [{first}, {stop}), which was never handed out"
+        if self.refused > self.operations:
+            return f"{self.refused} refused operations of {self.operations}"
+        return ""
 
     @property
     def per_second(self) -> float:
@@ -47,8 +63,12 @@ class Tally(msgspec.Struct):
 
     def take(self, most: int | None) -> tuple[int, int] | None:
         """The next range of cases, below `most`; None where there is none left."""
-        if self.open:
-            return self.open.pop(0)
+        for number, (first, stop) in enumerate(self.open):
+            if most is None or stop <= most:
+                return self.open.pop(number)
+            if first < most:
+                self.open[number] = (most, stop)
+                return first, most
         first = self.next_block * BLOCK
         stop = first + BLOCK if most is None else min(first + BLOCK, most)
         if first >= stop:

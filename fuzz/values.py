@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 
 from properties.contract import UsageError
 
 LONGEST_S = 30 * 24 * 3600.0
+MOST_CASES = 10**12
+MOST_SEED = 2**63 - 1
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
 
@@ -49,11 +52,19 @@ def choice(text: str, option: str, choices: tuple[str, ...]) -> str:
 
 def existing_file(text: str, option: str) -> Path:
     """A file that can be read."""
+    if not text.strip():
+        raise UsageError(f"{option} is empty: give a file")
     path = Path(text)
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise UsageError(f"{option} {text}: no such file (looked for {path.absolute()})") from None
+    except (OSError, ValueError) as error:  # a loop of links, a name too long, a folder that may not be entered
+        raise UsageError(f"{option} {text}: {getattr(error, 'strerror', None) or error}. Give a file") from None
+    if stat.S_ISDIR(mode):
         raise UsageError(f"{option} {text} is a folder: give a file")
-    if not path.is_file():
-        raise UsageError(f"{option} {text}: no such file (looked for {path.absolute()})")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{option} {text} is no plain file: give a file")
     return path
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from properties.contract import CLAUSES, Level, UsageError, clause
+from properties.contract import CLAUSES, Breach, Level, UsageError, clause
 from properties.specs import spec_of
 
 FORMAT = "pagefault case"
@@ -26,6 +26,7 @@ class Case(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
 
     `tolerated` are clauses that did not end the trace when it was found. `seed` reproduces the generation, where there was
     one. `versions` are those of pagefault, Python and the target. `flaky` marks a case that did not fail every time.
+    `breaches` is everything that the trace broke when it was last judged, in order, so that a reader sees what came first.
     `geometry` and `operations` are of the types of the level's `LevelSpec`.
     """
 
@@ -41,6 +42,7 @@ class Case(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     seed: int | None = None
     versions: dict[str, str] = {}
     flaky: bool = False
+    breaches: tuple[Breach, ...] = ()
 
 
 class _Head(msgspec.Struct):
@@ -72,12 +74,14 @@ def decode(data: bytes, name: str = "case") -> Case:
     """Read a case. Raises `UsageError` that says what is wrong with it and what to do."""
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
             f"{name} is not a whole case file: {error}. Was it cut off? Take it from the campaign again"
         ) from None
     if head.format != FORMAT:
         raise UsageError(f"{name} has format {head.format!r}, not {FORMAT!r}")
+    if head.version < 1:
+        raise UsageError(f"{name} has version {head.version}; versions begin at 1. Take it from the campaign again")
     if head.version > VERSION:
         raise UsageError(f"{name} has version {head.version}; this pagefault reads up to {VERSION}: upgrade pagefault")
     if head.level not in LEVELS:
@@ -87,7 +91,7 @@ def decode(data: bytes, name: str = "case") -> Case:
         case = msgspec.json.decode(data, type=Case)
         case.geometry = msgspec.convert(case.geometry, spec.geometry)
         case.operations = msgspec.convert(case.operations, tuple[spec.operation, ...])  # type: ignore[name-defined]
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{name} is not a valid case: {error}") from None
     clause(case.property)
     if not case.operations and CLAUSES[case.property].chapter != "MEM":

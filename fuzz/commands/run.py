@@ -47,25 +47,26 @@ def command(
     json_: Json = False,
 ) -> int:
     """Fuzz targets: draw operations, judge every step, keep each broken clause as a small case that replays."""
-    saved = read_saved(Path(resume)) if resume is not None else None
+    saved = read_saved(resume, tuple(target or ())) if resume is not None else None
     options = _options(saved, target, time, cases, workers, device, seed, fail_fast, call_limit)
-    ledger = read_ledger(values.existing_file(known_failures, "--known-failures") if known_failures else None)
+    known = values.existing_file(known_failures, "--known-failures") if known_failures is not None else None
+    ledger = read_ledger(known)
     folder = _folder(saved, out, options)
     folder.create(resume=saved is not None)
     campaign = Campaign(options, folder, ledger, note)
-    if saved is not None:
-        start_again(campaign, saved)
     try:
+        if saved is not None:
+            start_again(campaign, saved, note)
         save_options(folder, options)
     except DiskError as error:
         raise UsageError(str(error)) from None
     folder.link_latest()
     note(_opening(campaign))
     _stop_in_order(campaign)
-    return _run(campaign, json_)
+    return _run(campaign, json_, fresh=saved is None)
 
 
-def _run(campaign: Campaign, json_: bool) -> int:
+def _run(campaign: Campaign, json_: bool, fresh: bool) -> int:
     from fuzz.progress import Progress
 
     with Progress(campaign) as progress:
@@ -73,7 +74,7 @@ def _run(campaign: Campaign, json_: bool) -> int:
         try:
             campaign.run(progress.update)
         except UsageError:
-            if not any(run.tally.cases for run in campaign.runs.values()):
+            if fresh and not any(run.tally.cases for run in campaign.runs.values()):
                 campaign.folder.remove_if_empty()
             raise
     if json_:
@@ -98,15 +99,15 @@ def _options(
     fail_fast: bool,
     call_limit: str,
 ) -> Options:
-    if saved is not None and (target or seed is not None):
+    if saved is not None and not saved.forgot_targets and (target or seed is not None):
         raise UsageError("--resume keeps the campaign's targets and seed: leave out --target and --seed")
     names = tuple(dict.fromkeys(target or (saved.targets if saved else DEFAULT_TARGETS)))
-    chosen_seed = values.whole(seed, "--seed", 0, 2**63 - 1, "1") if seed is not None else _seed(saved)
+    chosen_seed = values.whole(seed, "--seed", 0, values.MOST_SEED, "1") if seed is not None else _seed(saved)
     return Options(
         targets=names,
         chosen=bool(target) or (saved is not None and saved.chosen),
-        seconds=values.seconds(time or DEFAULT_TIME, "--time") if time is not None or cases is None else None,
-        cases=values.whole(cases, "--cases", 1, 10**12, "1000") if cases is not None else None,
+        seconds=_seconds(time) if time is not None or cases is None else None,
+        cases=values.whole(cases, "--cases", 1, values.MOST_CASES, "1000") if cases is not None else None,
         workers=values.whole(workers, "--workers", 1, 256, "2"),
         device=values.choice(device, "--device", ("cpu", "cuda")),
         seed=chosen_seed,
@@ -115,10 +116,14 @@ def _options(
     )
 
 
+def _seconds(time: str | None) -> float:
+    return values.seconds(DEFAULT_TIME if time is None else time, "--time")
+
+
 def _seed(saved: Saved | None) -> int:
     import secrets
 
-    return saved.seed if saved is not None else secrets.randbelow(2**31)
+    return saved.seed if saved is not None and saved.seed is not None else secrets.randbelow(2**31)
 
 
 def _folder(saved: Saved | None, out: str | None, options: Options) -> Folder:
@@ -137,7 +142,7 @@ def _folder(saved: Saved | None, out: str | None, options: Options) -> Folder:
 def _opening(campaign: Campaign) -> str:
     options = campaign.options
     much = [values.plain_seconds(options.seconds)] if options.seconds is not None else []
-    much += [f"{options.cases:,} cases each"] if options.cases is not None else []
+    much += [f"{options.cases:,} case{'s' * (options.cases != 1)} each"] if options.cases is not None else []
     workers = f"{options.workers} worker{'s' * (options.workers != 1)}"
     return (
         f"pagefault run: {', '.join(options.targets)}; {', '.join(much)}; {workers}; seed {options.seed}; "

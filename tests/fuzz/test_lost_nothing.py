@@ -146,17 +146,6 @@ def test_a_campaign_in_use_is_not_joined(tmp_path: Path) -> None:
     assert "in use by another campaign: wait for it, or give another --out" in done.err
 
 
-@pytest.mark.parametrize("name", ["campaign.json", "state.json"])
-def test_a_damaged_folder_is_said_to_be_one(name: str, tmp_path: Path) -> None:
-    pagefault("run", "-t", "ours", "--cases", 5, "--out", "o", cwd=tmp_path)
-    (tmp_path / "o" / name).write_text('{"targets": [')
-    done = pagefault("run", "--resume", "o", cwd=tmp_path)
-
-    assert done.code == 2
-    assert f"{name} cannot be read" in done.err
-    assert "start a new campaign" in done.err
-
-
 def test_resume_takes_no_other_target_seed_or_folder(tmp_path: Path) -> None:
     pagefault("run", "-t", "ours", "--cases", 5, "--out", "o", cwd=tmp_path)
     for more, words in (
