@@ -31,7 +31,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def read_requests(path: str, most: int | None = None) -> Iterator[Request]:
-    """The requests of a file, in order, checked. Raises `UsageError` that names the line."""
+    """The requests of a file, in order, checked. Raises `UsageError` that names the line.
+
+    The file is read more than once in a run, so it cannot be a pipe.
+    """
+    _check_kind(path)
     decoder = msgspec.json.Decoder(Request)
     number = 0
     try:
@@ -47,6 +51,24 @@ def read_requests(path: str, most: int | None = None) -> Iterator[Request]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     if not number:
         raise UsageError(f"{path} has no request: it is JSON Lines with input_length, output_length and hash_ids")
+
+
+def _check_kind(path: str) -> None:
+    file = Path(path)
+    if file.is_dir():
+        raise UsageError(f"{path} is a folder: give the file of requests in it")
+    if not file.exists():
+        raise UsageError(f"{path}: no such file (looked for {file.absolute()})")
+    if not file.is_file():
+        raise UsageError(f"{path} is a pipe or a device, and a trace is read more than once: write it to a file first")
+    with file.open("rb") as head:
+        kind = _PACKED.get(head.read(4)[:2], "")
+    if kind:
+        raise UsageError(f"{path} is packed with {kind}: unpack it first")
+
+
+_PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
+"""First two bytes of a packed file -> with what."""
 
 
 def _checked(decoder: msgspec.json.Decoder[Request], line: bytes, where: str) -> Request:

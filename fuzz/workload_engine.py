@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fuzz.trace_file import Chains, Request, prompt_tokens
-from fuzz.workload import (
-    OWN_TOKENS,
-    POOL_CHECK_SHARE,
-    Pool,
-    WorkloadResult,
-    block_keys,
-    check_block_size,
-    pool_for_all,
-)
-from properties.blocks.probe import Crashed, Refused
+from fuzz.workload_base import OWN_TOKENS, NoWatch, Tell, Unusable, Watch, WorkloadRun, new_result
+from fuzz.workload_pool import WorkloadResult, block_keys
+from properties.blocks.probe import Refused
+from properties.contract import AdapterError
 from properties.engine.operations import EngineGeometry
 from properties.engine.probe import EngineProbe
-from properties.engine.protocol import Row
+from properties.engine.protocol import Row, Step
 
 TOKENS_PER_STEP = 8192
 """Token budget of a step where the target chunks; else the longest request."""
 MOST_IDLE = 1000
 """Empty steps in a row before the engine counts as stuck."""
+MOST_STILL = 100_000
+"""Steps in a row without a sampled token before it counts as stuck: the longest prompt needs far fewer."""
 
 
 @dataclass(slots=True)
@@ -40,101 +35,147 @@ class _Live:
     blocks: list[int] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
 
+    @property
+    def num_new(self) -> int:
+        """Tokens that are sampled for it."""
+        return max(1, self.request.output_length)
 
-class EngineRun:
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it has now."""
+        return self.request.input_length + self.told
+
+
+class EngineRun(WorkloadRun):
     """The workload through an engine target, `num_live` requests submitted and not ended at once."""
+
+    probe_class = EngineProbe
+    probe: EngineProbe
 
     def __init__(
         self,
         target: Any,
         result: WorkloadResult,
         num_live: int,
-        max_tokens_per_step: int,
-        tell: Callable[[WorkloadResult], None],
+        tell: Tell,
+        longest: int,
+        watch: Watch | None = None,
     ) -> None:
-        self.probe = EngineProbe(target)
-        self.target = target
-        self.result = result
-        self.num_live = num_live
-        self.tell = tell
-        self.pool = Pool(result, self.probe.capabilities.reserved_blocks)
+        super().__init__(target, result, num_live, tell, watch or NoWatch())
+        caps = self.probe.capabilities
         self.live: dict[str, _Live] = {}
-        self.idle = 0
-        self.checked_s = 0.0
-        self.started = time.perf_counter()
-        _, most_rows = self.probe.capabilities.max_batch_rows
-        self.probe.call(
-            "open",
+        self.idle = self.still = 0
+        budget = TOKENS_PER_STEP if caps.chunked_prefill else max(TOKENS_PER_STEP, longest)
+        _, most_rows = caps.max_batch_rows
+        self.room = result.num_blocks - len(set(caps.reserved_blocks)) - caps.watermark_blocks
+        self._open(
             EngineGeometry(
                 block_size=result.block_size,
                 num_blocks=result.num_blocks,
-                max_tokens_per_step=max_tokens_per_step,
+                max_tokens_per_step=budget,
                 max_rows=max(most_rows, num_live),
-            ),
+            )
         )
 
-    def run(self, requests: Iterator[Request]) -> None:
-        """All requests, then to idle. A crash of the target ends it as CRASH-1, a standstill as LIVE-1."""
-        chains, number = Chains(), 0
-        waiting = iter(requests)
+    def _all(self, requests: Iterator[Request]) -> None:
+        chains = Chains()
+        waiting = enumerate(requests)
         more = True
-        try:
-            while more or self.live:
-                while more and len(self.live) < self.num_live:
-                    request = next(waiting, None)
-                    more = request is not None
-                    if request is not None:
-                        self._submit(number, request, chains.of(request))
-                        number += 1
-                if self.live and not self._step():
-                    break
-                self._look_now_and_then()
-            self.pool.check(self.target, self.probe.offers)
-        except (Crashed, Refused) as crash:
-            self.pool.report("CRASH-1", str(crash))
-        self.result.elapsed_s = time.perf_counter() - self.started
+        while more or self.live:
+            while more and len(self.live) < self.num_live:
+                number, request = next(waiting, (0, None))
+                more = request is not None
+                if request is not None:
+                    self._submit(number, request, chains.of(request))
+            if self.live:
+                self._step()
+            self._look_now_and_then()
 
     def _submit(self, number: int, request: Request, chain: list[int]) -> None:
         self.result.num_requests += 1
-        name, num_new = f"r{number}", max(1, request.output_length)
+        name, live = f"r{number}", _Live(number, request, chain)
+        if self._can_never_fit(live):
+            self.result.num_skipped += 1  # what a target does with it is its own affair: it is not tried
+            return
         try:
-            self._timed("submit", name, prompt_tokens(request).tolist(), num_new)
-        except Refused:
+            with self._operation("submit", name):
+                self.probe.call("submit", name, prompt_tokens(request).tolist(), live.num_new)
+        except Refused as refusal:
             self.result.refusals += 1
             self.result.num_skipped += 1
+            self.pool.report("LIVE-1", f"submit of {name} was refused with {refusal}, though the whole pool is enough")
             return
         self.result.prompt_tokens += request.input_length
-        self.live[name] = _Live(number, request, chain)
+        self.live[name] = live
 
-    def _step(self) -> bool:
-        """One step, launched and finished. False where nothing moves any more."""
-        started = time.perf_counter()
-        step = self.probe.step()
-        self.result.target_s += time.perf_counter() - started
-        self.idle = 0 if step.rows else self.idle + 1
-        if self.idle > MOST_IDLE:
-            self.pool.report("LIVE-1", f"{self.idle} steps in a row were empty; {len(self.live)} requests are live")
-            return False
+    def _can_never_fit(self, live: _Live) -> bool:
+        caps, total = self.probe.capabilities, live.request.input_length + live.num_new
+        too_long = caps.max_tokens is not None and total > caps.max_tokens
+        return too_long or -(-(total - 1 + caps.look_ahead) // self.result.block_size) > self.room
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """One step, launched and finished. Raises `Unusable` where nothing moves any more."""
+        with self._operation("step", f"{len(self.live)} requests"):
+            step = self.probe.step()
+        self._judge_pace(step)
         self._lost_blocks()
+        self._check_rows(step.rows)
         for row in step.rows:
             self._row(row)
-        tokens = [self._token(row.name) for row in step.rows if row.samples]
+        sampling = [row.name for row in step.rows if row.samples]
         if step.rows:
-            self._timed("finish", step, tokens)
-        for row in step.rows:
-            live = self.live[row.name]
-            live.told += row.samples
-            if live.told == max(1, live.request.output_length):
-                self.pool.release(row.name, live.blocks, live.keys)
-                del self.live[row.name]
-        return True
+            with self._operation("finish", f"{len(step.rows)} rows"):
+                self.probe.call("finish", step, [self._token(name) for name in sampling])
+        for name in sampling:
+            self._told(name)
+
+    def _judge_pace(self, step: Step) -> None:
+        self.idle = 0 if step.rows else self.idle + 1
+        self.still = 0 if any(row.samples for row in step.rows) else self.still + 1
+        for count, most, what in ((self.idle, MOST_IDLE, "were empty"), (self.still, MOST_STILL, "sampled no token")):
+            if count > most:
+                self.pool.report("LIVE-1", f"{count} steps in a row {what}; {len(self.live)} requests are live")
+                raise Unusable("nothing moves any more")
+
+    def _check_rows(self, rows: Sequence[Row]) -> None:
+        seen = set()
+        for row in rows:
+            live = self.live.get(row.name)
+            if live is None:
+                raise AdapterError(
+                    f"step returned a row of {row.name!r}, which is not live", "return the names that submit was given"
+                )
+            problem = "has two rows in one step" if row.name in seen else ""
+            if row.stop > live.num_tokens:
+                problem = f"has {live.num_tokens} tokens, and the step computes positions {row.start} to {row.stop - 1}"
+            if problem:
+                self.pool.report("BATCH-2", f"request {row.name} {problem}")
+                raise Unusable(f"request {row.name} cannot be followed")
+            if row.samples and row.stop < live.num_tokens:
+                self.pool.report(
+                    "BATCH-4",
+                    f"a token is sampled for request {row.name} after position {row.stop - 1}, but it has "
+                    f"{live.num_tokens} tokens: the others are not read",
+                )
+                raise Unusable(f"request {row.name} cannot be followed")
+            seen.add(row.name)
+
+    def _told(self, name: str) -> None:
+        live = self.live[name]
+        live.told += 1
+        if live.told == live.num_new:
+            self.pool.release(name, live.blocks, live.keys)
+            del self.live[name]
 
     def _lost_blocks(self) -> None:
         """Requests that have no blocks any more: preempted."""
         if self.result.num_operations % 8 and self.pool.in_use < self.result.num_blocks * 0.9:
             return  # a preemption needs a full pool
+        ask = "table" if "table" in self.probe.offers else "slots"
         for name, live in self.live.items():
-            if live.blocks and not self.probe.call("slots" if "table" not in self.probe.offers else "table", name):
+            if live.blocks and not self._ask(ask, name):
                 self.pool.release(name, live.blocks, live.keys)
                 live.blocks, live.keys, live.computed = [], [], 0
 
@@ -144,7 +185,7 @@ class EngineRun:
         if row.start >= live.computed and needed <= len(live.blocks) and live.blocks:
             live.computed = row.stop
             return
-        table = self._table(row.name)
+        table = self._table(row.name, row.stop, live.blocks)
         keys = block_keys(live.number, live.chain, live.request.input_length, len(table), size)
         if live.blocks and table[: len(live.blocks)] == live.blocks:
             pool.hold(row.name, table[len(live.blocks) :], 0, keys[len(live.blocks) :])
@@ -160,28 +201,6 @@ class EngineRun:
         live = self.live[name]
         return OWN_TOKENS + (live.number << 20) + live.told
 
-    def _table(self, name: str) -> list[int]:
-        if "table" in self.probe.offers:
-            return list(self.probe.call("table", name))
-        return [slot // self.result.block_size for slot in self.probe.call("slots", name)[:: self.result.block_size]]
-
-    def _timed(self, method: str, *args: Any) -> None:
-        started = time.perf_counter()
-        try:
-            self.probe.call(method, *args)
-        finally:
-            self.result.target_s += time.perf_counter() - started
-            self.result.num_operations += 1
-            self.pool.point()
-
-    def _look_now_and_then(self) -> None:
-        now = time.perf_counter()
-        if self.checked_s <= POOL_CHECK_SHARE * (now - self.started):
-            self.pool.check(self.target, self.probe.offers)
-            self.checked_s += time.perf_counter() - now
-        self.result.elapsed_s = now - self.started
-        self.tell(self.result)
-
 
 def run_engine(
     name: str,
@@ -190,12 +209,11 @@ def run_engine(
     block_size: int,
     num_blocks: int | None,
     num_live: int,
-    tell: Callable[[WorkloadResult], None],
+    tell: Tell,
+    watch: Watch | None = None,
 ) -> WorkloadResult:
     """A workload through an engine target; as `run_blocks`. Hits depend on what runs side by side, so they are not counted."""
-    check_block_size(block_size)
-    result = WorkloadResult(name, block_size, num_blocks or pool_for_all(requests(), block_size))
+    result = new_result(name, requests, block_size, num_blocks)
     longest = max((request.input_length + request.output_length for request in requests()), default=1)
-    budget = TOKENS_PER_STEP if target.capabilities.chunked_prefill else max(TOKENS_PER_STEP, longest)
-    EngineRun(target, result, num_live, budget, tell).run(requests())
+    EngineRun(target, result, num_live, tell, longest, watch).run(requests())
     return result

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fuzz.workload import WorkloadResult
+from fuzz.workload_pool import WorkloadResult
 from properties.contract import UsageError, clause
 
 
@@ -31,34 +31,41 @@ def _paragraph(result: WorkloadResult) -> list[str]:
     if result.expected_hit_tokens is not None:
         same = "equal to" if result.hit_tokens == result.expected_hit_tokens else "not equal to"
         expected = f", {same} the {result.expected_hit_tokens:,} counted from the file"
-    skipped = f", {result.num_skipped:,} requests never fit" if result.num_skipped else ""
     lines = [
         f"{result.target}: {result.num_requests:,} requests, block size {result.block_size}, {result.num_blocks:,} blocks",
         f"  hit {result.hit_tokens:,} of {result.prompt_tokens:,} prompt tokens ({result.hit_rate:.1%}){expected}",
-        f"  peak {result.peak_blocks:,} blocks in use, {result.evictions:,} full prompt blocks overwritten, "
-        f"{result.refusals:,} refusals{skipped}",
+        f"  peak {result.peak_blocks:,} blocks in use, {result.refusals:,} refusals",
+        f"  {result.evictions:,} evictions: blocks that held a full block of a prompt when they were handed out for other "
+        "tokens, copies included",
         f"  {result.num_operations:,} operations in {result.elapsed_s:.1f} s ({per_second:,.0f}/s), {result.target_s:.1f} s "
         f"of it inside the target; the whole pool was checked {result.num_pool_checks} times",
     ]
+    if result.num_skipped or result.num_cut:
+        lines.append(
+            f"  {result.num_skipped:,} requests never fitted, {result.num_cut:,} replies were cut short; the longest needs "
+            f"{result.longest_blocks:,} blocks"
+        )
+    if result.ended:
+        lines.append(f"  ENDED EARLY, after {result.num_requests:,} requests: {result.ended}")
     for breach in result.breaches:
         lines += [
             f"  FAULT  {breach.property}: {clause(breach.property).text}",
             f"      operation {breach.step}: {breach.message}",
         ]
     if not result.breaches:
-        lines.append("  no fault")
+        lines.append("  no fault" if result.num_served else "  nothing ran")
     return lines
 
 
-def as_fields(results: Sequence[WorkloadResult]) -> list[dict[str, Any]]:
-    """The results for a program."""
-    fields = []
+def as_fields(results: Sequence[WorkloadResult], problems: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The results for a program; a target that gave none has an entry that says why."""
+    fields: list[dict[str, Any]] = []
     for result in results:
         entry = msgspec.to_builtins(result)
         entry["breaches"] = [breach._asdict() for breach in result.breaches]
         entry["hit_rate"] = result.hit_rate
         fields.append(entry)
-    return fields
+    return fields + [{"error": problem} for problem in problems]
 
 
 def plot(results: Sequence[WorkloadResult], path: str) -> None:

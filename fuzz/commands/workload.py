@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from fuzz import values
-from fuzz.output import Json, emit, note
+from fuzz.output import Json, note, say
 from fuzz.trace_file import read_requests
-from fuzz.workload import WorkloadResult, check_block_size, run_blocks
-from properties.blame import last_lines
-from properties.contract import AdapterError, UsageError
+from fuzz.workload import run_blocks
+from fuzz.workload_base import Tell, Watch, check_block_size
+from fuzz.workload_isolated import run_isolated
+from fuzz.workload_pool import WorkloadResult
+from properties.contract import UsageError
 from properties.targets import Target, load
 
 LINE_EVERY_S = 10.0
@@ -35,65 +37,93 @@ def command(
     ] = None,
     live: Annotated[str, typer.Option(help="Requests alive at once.")] = "64",
     plot: Annotated[str | None, typer.Option(help="Write blocks in use over time to this PNG, SVG or PDF.")] = None,
+    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
     json_: Json = False,
 ) -> int:
     """Run a recorded workload through targets: hit rate, peak, evictions, speed; exit 1 with a fault."""
     from fuzz.workload_report import as_fields, in_words
-    from fuzz.workload_report import plot as draw
 
     size = values.whole(block_size, "--block-size", 1, 512, "16")
     check_block_size(size)
     most = values.whole(requests, "--requests", 1, 10**9, "1000") if requests else None
-    num_blocks = values.whole(blocks, "--blocks", 1, 10**9, "4096") if blocks else None
+    num_blocks = values.whole(blocks, "--blocks", 1, 1 << 30, "4096") if blocks else None
     num_live = values.whole(live, "--live", 1, 4096, "64")
-    path = str(values.existing_file(trace, "TRACE"))
-    targets = [load(name) for name in (target or ["ours"])]
-    for _ in read_requests(path, most):  # a mistake in the file is said before anything runs
+    limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
+    targets = [_loaded(name) for name in (target or ["ours"])]
+    for _ in read_requests(trace, most):  # a mistake in the file is said before anything runs
         pass
-    results = [_guarded_run(found, path, most, size, num_blocks, num_live) for found in targets]
-    if plot:
-        draw(results, plot)
-    emit(as_fields(results), as_json=json_, text=in_words(results))
-    return 1 if any(result.breaches for result in results) else 0
+    results, problems = [], []
+    for found in targets:
+        try:
+            results.append(_run(found, trace, most, size, num_blocks, num_live, limit_s))
+        except UsageError as error:  # of this target: what the others gave is still told
+            problems.append(f"{found.name}: {error}".removeprefix(f"{found.name}: {found.name}: "))
+    problems += [problem for result in results for problem in _proved_nothing(result)]
+    if json_:
+        say(json.dumps(as_fields(results, problems), indent=1, ensure_ascii=False))
+    elif results:
+        say(in_words(results))
+    problems += _drawn(results, plot) if plot else []
+    for problem in problems:
+        note(f"pagefault: {' '.join(problem.split())}")
+    if any(result.breaches for result in results):
+        return 1
+    return 2 if problems else 0
 
 
-def _guarded_run(
-    target: Target, path: str, most: int | None, size: int, num_blocks: int | None, live: int
-) -> WorkloadResult:
-    """Run one target; whatever it raises or does to this process becomes one line, never a traceback or a clean exit."""
-    try:
-        return _run(target, path, most, size, num_blocks, live)
-    except (UsageError, KeyboardInterrupt):
-        raise
-    except AdapterError as error:
-        raise UsageError(f"verdict ADAPTER for {target.name}: {error}") from error
-    except BaseException as error:  # SystemExit too: a target that ends the process must not pass for a clean run
-        raise UsageError(
-            f"verdict ADAPTER for {target.name}: it raised {type(error).__name__}: {error} ({last_lines(error)}). "
-            f"`pagefault check-target {target.name}` looks at each call by itself"
-        ) from error
-
-
-def _run(target: Target, path: str, most: int | None, size: int, num_blocks: int | None, live: int) -> WorkloadResult:
+def _loaded(name: str) -> Target:
+    target = load(name)
     if target.level not in ("blocks", "engine"):
-        raise UsageError(
-            f"target {target.name} is of level {target.level}: a workload runs through blocks and engine targets"
-        )
-    adapter = target.make()
-    sizes = adapter.capabilities.block_sizes
-    if size not in sizes:
-        note(
-            f"pagefault: {target.name} declares block sizes {', '.join(map(str, sizes))}; {size} is tried all the same"
-        )
-    run: Callable[..., WorkloadResult] = run_blocks
-    if target.level == "engine":
-        from fuzz.workload_engine import run_engine
-
-        run = run_engine
-    return run(target.name, adapter, lambda: read_requests(path, most), size, num_blocks, live, _teller(target.name))
+        raise UsageError(f"target {name} is of level {target.level}: a workload runs through blocks and engine targets")
+    return target
 
 
-def _teller(name: str) -> Callable[[WorkloadResult], None]:
+def _run(
+    target: Target, path: str, most: int | None, size: int, num_blocks: int | None, live: int, limit_s: float
+) -> WorkloadResult:
+    """Run one target in a process of its own. Raises `UsageError` where that gives no result."""
+
+    def work(tell: Tell, watch: Watch) -> WorkloadResult:
+        adapter = target.make()
+        sizes = getattr(getattr(adapter, "capabilities", None), "block_sizes", (size,))
+        if size not in sizes:
+            declared = ", ".join(map(str, sizes))
+            note(f"pagefault: {target.name} declares block sizes {declared}; {size} is tried all the same")
+        run = run_blocks
+        if target.level == "engine":
+            from fuzz.workload_engine import run_engine
+
+            run = run_engine
+        return run(target.name, adapter, lambda: read_requests(path, most), size, num_blocks, live, tell, watch)
+
+    return run_isolated(work, target.name, limit_s, _teller(target.name))
+
+
+def _proved_nothing(result: WorkloadResult) -> list[str]:
+    """Why a run without a fault says nothing, where no request could run."""
+    if result.num_served or result.breaches:
+        return []
+    return [
+        f"{result.target}: none of the {result.num_requests:,} requests fits into {result.num_blocks:,} blocks of "
+        f"{result.block_size}, so nothing was shown. The longest needs {result.longest_blocks:,}: give --blocks at least "
+        f"{result.longest_blocks + 1:,}, or leave it out for a pool that never evicts"
+    ]
+
+
+def _drawn(results: list[WorkloadResult], path: str) -> list[str]:
+    """Draw the plot; what is wrong with it, if anything. The figures have been told by now."""
+    from fuzz.workload_report import plot
+
+    if not results:
+        return [f"--plot {path} was not drawn: no target gave a result"]
+    try:
+        plot(results, path)
+    except Exception as error:  # whatever a plotting library raises must not cost the results
+        return [str(error) if isinstance(error, UsageError) else f"--plot {path}: {type(error).__name__}: {error}"]
+    return []
+
+
+def _teller(name: str) -> Tell:
     """A line of progress now and then, on standard error."""
     due = time.monotonic() + (1.0 if sys.stderr.isatty() else LINE_EVERY_S)
 

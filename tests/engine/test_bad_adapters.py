@@ -51,7 +51,7 @@ def changed(change: Callable[[Step], Any]) -> Callable[[], OurEngine]:
         (lambda step: step._replace(rows=[Row("A", 0, 1, None)]), "the row"),  # type: ignore[arg-type]
         (lambda step: step._replace(rows=None), "no lists"),  # type: ignore[arg-type]
         (lambda step: step._replace(copies=None), "no lists"),  # type: ignore[arg-type]
-        (lambda step: step._replace(copies=[(1,)]), "the copy"),
+        (lambda step: step._replace(copies=[(1,)]), "step, as copies, returned [(1,)] (list): its entry 0"),
         (lambda step: step._replace(copies=[Copy(0, 1, "disk")]), "unknown memory space"),  # type: ignore[arg-type]
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fuzz.cli import app
+from fuzz.cli import app, main
 from fuzz.trace_file import Request, expected_hits, prompt_tokens, read_requests
-from fuzz.workload import WorkloadResult, run_blocks
+from fuzz.workload import run_blocks
 from fuzz.workload_engine import run_engine
+from fuzz.workload_pool import WorkloadResult
 from paged_impl.block_manager import BlockManager
 from properties.contract import UsageError
 from properties.targets.engine_ours import OurEngine
@@ -205,3 +208,62 @@ def test_the_command_reports_and_plots(trace: Path, tmp_path: Path) -> None:
 def test_the_command_refuses_wrong_options(trace: Path, arguments: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         invoke(str(trace), *arguments)
+
+
+def requests_of(tmp_path: Path, *chains: list[int]) -> Callable[[], Iterator[Request]]:
+    """Requests of whole blocks of 512 that generate nothing."""
+    path = tmp_path / "by_hand.jsonl"
+    lines = [{"input_length": 512 * len(ids), "output_length": 0, "hash_ids": ids} for ids in chains]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return of(path)
+
+
+@pytest.mark.parametrize(
+    ("chains", "num_blocks", "evictions"),
+    [
+        ([[1], [2], [3]], 3, 0),  # three blocks for three prompts
+        ([[1], [2], [3], [4]], 3, 1),  # 4 takes the block of 1
+        ([[1], [2], [3], [4], [5], [6]], 3, 3),
+        ([[1, 2], [1, 2]], 3, 0),  # the second hits 1, and computes 2 again into the block that was never used
+        (
+            [[1, 2], [1, 2], [1, 2]],
+            3,
+            1,
+        ),  # the third hits 1; there are two copies of 2, and the spare one is overwritten
+        ([[1, 2, 3], [4, 5, 6]], 3, 3),  # each block of the first prompt is one
+    ],
+)
+def test_evictions_equal_a_count_by_hand(
+    tmp_path: Path, chains: list[list[int]], num_blocks: int, evictions: int
+) -> None:
+    result = run_blocks("ours", OurBlocks(), requests_of(tmp_path, *chains), 512, num_blocks, 1, quiet)
+
+    assert not result.breaches
+    assert result.evictions == evictions
+
+
+def test_every_wrong_kind_of_file_is_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    good = GOOD.encode()
+    packed, binary, pipe, rows = (tmp_path / name for name in ("t.gz", "t.bin", "pipe", "t.csv"))
+    packed.write_bytes(gzip.compress(good))
+    binary.write_bytes(bytes(range(256)) * 20)
+    rows.write_text("timestamp,input_length\n1,2\n")
+    os.mkfifo(pipe)
+    for path, says in (
+        (packed, "packed with gzip"),
+        (binary, "line 1"),
+        (rows, "line 1"),
+        (pipe, "is a pipe or a device"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "nowhere", "no such file"),
+        (Path("/dev/null"), "is a pipe or a device"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["workload", str(path)])
+        out, errors = capfd.readouterr()
+
+        assert ended.value.code == 2
+        assert out == ""
+        assert says in errors
+        assert errors.startswith("pagefault: ")
+        assert len(errors.splitlines()) == 1
