@@ -15,7 +15,6 @@ from fuzz.folder import DiskError, Folder
 from fuzz.versions import version_under_test
 from properties.case import Case, encode, fingerprint, write
 from properties.ledger import Ledger
-from properties.report import explain
 
 OUTSIDE = (0, 9, 15)
 """A hang that does not come back (a machine that was busy or asleep), SIGKILL, SIGTERM: not the target's doing."""
@@ -109,8 +108,3 @@ class Filing:
 def _flaky(case: Case, detail: str) -> Case:
     hint = "does the target, or its adapter, keep state between cases, or depend on time or chance?"
     return Case(**{**msgspec.structs.asdict(case), "flaky": True, "message": f"{case.message} FLAKY: {detail}; {hint}"})
-
-
-def text_of(finding: Finding) -> str:
-    """A finding in words, with the command that replays it."""
-    return explain(finding.case, replay=f"pagefault repro {finding.path}")

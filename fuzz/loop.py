@@ -232,6 +232,7 @@ class Loop:
             tolerated=tuple(sorted(self.tolerate - {id})),
             seed=seed,
             versions=self.versions,
+            breaches=tuple(verdict.breaches),
         )
         path = self.pending / f"{safe_name(self.target.name)}-{id}-{occurrence}.json"
         write(case, path)

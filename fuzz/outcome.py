@@ -7,6 +7,7 @@ from typing import Any
 
 from fuzz.campaign import Campaign
 from fuzz.campaign_state import Finding, TargetRun
+from fuzz.story import first_breach, grouped, in_order
 from fuzz.values import plain_seconds
 
 LEAST_JUDGED = 1000
@@ -46,15 +47,10 @@ def least_judged(busy_s: float) -> int:
 
 def outcome_of(run: TargetRun) -> Outcome:
     """Judge one target's part of a campaign."""
-    findings = sorted(run.findings.values(), key=_order)
+    findings = in_order(list(run.findings.values()))
     new = [finding for finding in findings if finding.known is None]
     known = [finding for finding in findings if finding.known is not None]
     return Outcome(run, new, known, _unreached(run) if run.state in ("running", "done", "new") else [])
-
-
-def _order(finding: Finding) -> tuple[str, int, str]:
-    """By clause, the shortest first."""
-    return finding.case.property, len(finding.case.operations), finding.fingerprint
 
 
 def _unreached(run: TargetRun) -> list[str]:
@@ -113,15 +109,26 @@ def _target_json(outcome: Outcome) -> dict[str, Any]:
         "judged": {id: tally.judged.get(id, 0) for id in (run.ready.applicable if run.ready else ())},
         "marks": {mark: tally.marks.get(mark, 0) for mark in (run.ready.marks if run.ready else ())},
         "unreached": outcome.unreached,
-        "findings": [_finding_json(finding) for finding in (*outcome.new, *outcome.known)],
+        "findings": _findings_json(outcome),
     }
 
 
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    case = finding.case
+def _findings_json(outcome: Outcome) -> list[dict[str, Any]]:
+    """In the order in which the summary names them; `behind` is the fingerprint of the finding that was broken first."""
+    rows = []
+    for group in grouped(outcome.new):
+        rows.append(_finding_json(group.first))
+        rows += [_finding_json(other, group.first.fingerprint) for other in group.rest]
+    return rows + [_finding_json(finding) for finding in outcome.known]
+
+
+def _finding_json(finding: Finding, behind: str | None = None) -> dict[str, Any]:
+    case, first = finding.case, first_breach(finding.case)
     return {
         "property": case.property,
         "fingerprint": finding.fingerprint,
+        "first_breach": {"property": first.property, "step": first.step} if first else None,
+        "behind": behind,
         "known": finding.known.tracker if finding.known else None,
         "flaky": case.flaky,
         "steps": len(case.operations),

@@ -12,6 +12,7 @@ from fuzz import messages, versions
 from fuzz.isolate import BEAT, Emit, in_fork
 from fuzz.jobs import CRASH, call_limit, crash_message, fails_with, replay, run_in_fork
 from properties.case import Case, encode
+from properties.contract import Breach
 from properties.minimise import minimise
 from properties.specs import spec_of
 from properties.targets import Target
@@ -112,13 +113,15 @@ class Minimiser:
         for chosen, result in ((cut, again), (candidate, judged)):
             for id, message, _ in result.breaches:
                 if id == self.case.property:
-                    return self._described(chosen, message)
+                    return self._described(chosen, message, result.breaches)
         return None
 
     def _crashed(self, candidate: Case, judged: messages.Judged) -> Case:
         cut = self._with(candidate.geometry, candidate.operations[: judged.step] or candidate.operations)
         return self._described(cut, crash_message(cut.operations, judged.died))
 
-    def _described(self, case: Case, message: str) -> Case:
+    def _described(self, case: Case, message: str, breaches: Sequence[tuple[str, str, int]] = ()) -> Case:
         now = {**case.versions, **versions.versions_of(self.target.name)}
-        return Case(**{**msgspec.structs.asdict(case), "message": message, "versions": now, "flaky": False})
+        order = tuple(Breach(*breach) for breach in breaches)
+        new = {"message": message, "versions": now, "flaky": False, "breaches": order}
+        return Case(**{**msgspec.structs.asdict(case), **new})

@@ -7,9 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzz.campaign import Campaign
-from fuzz.filing import text_of
+from fuzz.campaign_state import Finding
 from fuzz.loop import safe_name
 from fuzz.outcome import Outcome, exit_code, outcome_of
+from fuzz.story import Group, breaches_before, grouped, tell
 from fuzz.values import plain_seconds
 
 
@@ -57,19 +58,8 @@ def _print_target(outcome: Outcome, console: Console) -> None:
     run = outcome.run
     if run.reason:
         plain(console, f"\n{run.name}: {run.reason}")
-    shown: set[str] = set()
-    for finding in outcome.new:
-        case = finding.case
-        if case.flaky:
-            plain(
-                console,
-                f"\nFLAKY {case.property} of {run.name}: {case.message.split(' FLAKY: ')[-1]}\ncase:   {finding.path}",
-            )
-        elif case.property in shown:
-            plain(console, f"also {case.property}, in {len(case.operations)} steps: pagefault show {finding.path}")
-        else:
-            shown.add(case.property)
-            plain(console, f"\n{text_of(finding)}\ncase:   {finding.path}")
+    for group in grouped(outcome.new):
+        _print_group(group, console)
     for finding in outcome.known:
         assert finding.known is not None
         plain(console, f"\nknown: {run.name} {finding.case.property}, {finding.known.note}")
@@ -77,6 +67,35 @@ def _print_target(outcome: Outcome, console: Console) -> None:
         plain(console, f"replay:  pagefault repro {finding.path}")
     if run.ready:
         _print_reached(outcome, console)
+
+
+def _print_group(group: Group, console: Console) -> None:
+    """What was broken first in full, and a line for each case of it and behind it."""
+    finding, case = group.first, group.first.case
+    if case.flaky:
+        flaky = case.message.split(" FLAKY: ")[-1]
+        plain(console, f"\nFLAKY {case.property} of {case.target}: {flaky}\ncase:   {finding.path}")
+        return
+    plain(console, f"\n{tell(case, f'pagefault repro {finding.path}')}\ncase:   {finding.path}")
+    for other in group.same:
+        plain(console, f"also {case.property}, in {_steps(other)}: pagefault show {other.path}")
+    for other in group.together:
+        plain(console, f"the same steps break {other.case.property}: pagefault show {other.path}")
+    if group.after:
+        plain(console, f"broken after {case.property} in the same trace, perhaps because of it; mend that first:")
+    for other in group.after:
+        plain(console, f"  {_behind(other, case.property)}: pagefault show {other.path}")
+
+
+def _steps(finding: Finding) -> str:
+    count = len(finding.case.operations)
+    return f"{count} step{'s' * (count != 1)}"
+
+
+def _behind(finding: Finding, property: str) -> str:
+    """When the other clause was broken in the trace of this one."""
+    step = next(breach.step for breach in breaches_before(finding.case) if breach.property == property)
+    return f"{finding.case.property} in {_steps(finding)}, {property} at step {step}"
 
 
 def _print_reached(outcome: Outcome, console: Console) -> None:

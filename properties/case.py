@@ -94,6 +94,8 @@ def decode(data: bytes, name: str = "case") -> Case:
     except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{name} is not a valid case: {error}") from None
     clause(case.property)
+    for breach in case.breaches:
+        clause(breach.property)
     if not case.operations and CLAUSES[case.property].chapter != "MEM":
         raise UsageError(f"{name} has no operations: there is nothing to replay. Take it from the campaign again")
     return case
@@ -126,13 +128,17 @@ def write_atomically(path: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
+def shape(case: Case) -> list[dict[str, Any]]:
+    """The steps of a case without the tokens' values: of each run of tokens only its length."""
+    return [
+        {key: len(value) if key == "tokens" else value for key, value in step.items()}
+        for step in msgspec.to_builtins(case.operations)
+    ]
+
+
 def fingerprint(case: Case) -> str:
     """What makes two minimised cases of one target the same finding: clause and steps, but not the tokens' values.
 
     Sixteen hexadecimal digits. The target's name is left out, since one target can be spelt in several ways.
     """
-    steps = [
-        {key: len(value) if key == "tokens" else value for key, value in step.items()}
-        for step in msgspec.to_builtins(case.operations)
-    ]
-    return xxhash.xxh64_hexdigest(msgspec.json.encode([case.property, steps], order="sorted"))
+    return xxhash.xxh64_hexdigest(msgspec.json.encode([case.property, shape(case)], order="sorted"))

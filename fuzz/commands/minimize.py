@@ -9,9 +9,9 @@ import typer
 from fuzz import values
 from fuzz.evidence import minimised
 from fuzz.output import Json, emit, note
+from fuzz.story import tell
 from properties.case import Case, fingerprint, read, write
 from properties.contract import UsageError
-from properties.report import explain
 
 
 def command(
@@ -38,7 +38,7 @@ def command(
     note(f"{_size(old)} before, {_size(new)} now")
     result = {"path": str(beside), "steps_before": len(old.operations), "steps": len(new.operations)}
     result["fingerprint"] = fingerprint(new)
-    emit(result, as_json=json_, text=f"{explain(new, replay=f'pagefault repro {beside}')}\n\ncase: {beside}")
+    emit(result, as_json=json_, text=f"{tell(new, replay=f'pagefault repro {beside}')}\n\ncase: {beside}")
     return 0
 
 

@@ -9,9 +9,10 @@ import msgspec
 import typer
 
 from fuzz.output import Json, emit
+from fuzz.story import tell
 from properties.case import Case, fingerprint, read
 from properties.contract import UsageError, clause
-from properties.report import explain, steps_in_words
+from properties.report import steps_in_words
 
 
 def command(
@@ -41,7 +42,7 @@ def _text(case: Case, path: str, as_test: bool, as_issue: bool) -> str:
     flaky = "\n\nThis case is marked flaky: it did not fail every time." if case.flaky else ""
     versions = ", ".join(f"{name} {version}" for name, version in case.versions.items())
     found_with = f"\nfound with: {versions}" if versions else ""
-    return f"{explain(case, replay=f'pagefault repro {path}')}{found_with}\nfingerprint: {fingerprint(case)}{flaky}"
+    return f"{tell(case, replay=f'pagefault repro {path}')}{found_with}\nfingerprint: {fingerprint(case)}{flaky}"
 
 
 def _fields(case: Case, text: str) -> dict[str, object]:
@@ -50,6 +51,7 @@ def _fields(case: Case, text: str) -> dict[str, object]:
         "property": case.property,
         "clause": clause(case.property).text,
         "message": case.message,
+        "breaches": [breach._asdict() for breach in case.breaches],
         "geometry": msgspec.to_builtins(case.geometry),
         "steps": [line.strip() for line in steps_in_words(case.operations)],
         "flaky": case.flaky,
