@@ -67,7 +67,7 @@ def _marked(case: Case) -> list[str]:
 class Group:
     """A finding whose clause was broken first, and what belongs to it.
 
-    `same` are other cases of its own clause; `together` broke another clause by the very same steps; `after` broke its
+    `same` are other cases of clauses that are told already; `together` broke another clause by the very same steps; `after` broke its
     clause at an earlier step of their own traces.
     """
 
@@ -112,10 +112,15 @@ def _join_equal(groups: list[Group], finding: Finding) -> None:
     if group is not None:
         group.same.append(finding)
         return
-    broken = {breach.property for breach in finding.case.breaches}
+    broken = {breach.property for breach in breaches_before(finding.case)}
     for group in groups:
         case = group.first.case
-        if case.property in broken and not case.flaky and shape(case) == shape(finding.case):
+        if case.property not in broken or case.flaky:
+            continue
+        if finding.case.property in {other.case.property for other in group.together}:
+            group.same.append(finding)
+            return
+        if shape(case) == shape(finding.case):
             group.together.append(finding)
             return
     groups.append(Group(finding))

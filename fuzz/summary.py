@@ -77,10 +77,10 @@ def _print_group(group: Group, console: Console) -> None:
         plain(console, f"\nFLAKY {case.property} of {case.target}: {flaky}\ncase:   {finding.path}")
         return
     plain(console, f"\n{tell(case, f'pagefault repro {finding.path}')}\ncase:   {finding.path}")
-    for other in group.same:
-        plain(console, f"also {case.property}, in {_steps(other)}: pagefault show {other.path}")
     for other in group.together:
         plain(console, f"the same steps break {other.case.property}: pagefault show {other.path}")
+    for other in group.same:
+        plain(console, f"also {other.case.property}, in {_steps(other)}: pagefault show {other.path}")
     if group.after:
         plain(console, f"broken after {case.property} in the same trace, perhaps because of it; mend that first:")
     for other in group.after:

@@ -59,6 +59,8 @@ def test_the_very_same_steps_are_told_once_other_steps_stand_apart() -> None:
 
     assert told(grouped([same, first])) == [["ALLOC-2", "REF-1"]]
     assert told(grouped([apart, first])) == [["ALLOC-2"], ["HASH-1"]]
+    another = finding("REF-1", OTHER, *both)
+    assert told(grouped([same, first, another])) == [["ALLOC-2", "REF-1", "REF-1"]], "REF-1 is told already"
 
 
 def test_a_clause_that_also_fails_by_itself_does_not_hide_behind_another() -> None:
