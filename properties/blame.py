@@ -2,17 +2,80 @@
 
 from __future__ import annotations
 
+import opcode
+import reprlib
 import sysconfig
 import traceback
 from pathlib import Path
 from types import CodeType, TracebackType
 
 from properties import protocol
+from properties.timelimit import TimedOut
 
 _STDLIB = sysconfig.get_path("stdlib")
 _HERE = str(Path(__file__).parent / "blocks")
 _HELPERS = protocol.__file__
 """What raises here was given something wrong by the adapter that called it."""
+
+
+MOST_SAID = 300
+"""Characters of an exception's own text that are repeated."""
+
+
+def clean(text: str, most: int = MOST_SAID) -> str:
+    """One line that any terminal, file and JSON takes: no line breaks, control characters or lone surrogates, and not long.
+
+    >>> clean("two\\nlines \\ud800 ")
+    'two lines \\\\ud800'
+    """
+    if len(text) <= most and text.isprintable():
+        return text
+    line = " ".join(text[: 4 * most].split()).encode("utf-8", "backslashreplace").decode()
+    line = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def said(error: BaseException) -> str:
+    """An exception in words, whatever its own text does: `KeyError: 'A'`."""
+    try:
+        text = str(error)
+    except BaseException as second:
+        passes(second)
+        text = f"(its text cannot be had: str() raised {type(second).__name__})"
+    return f"{type(error).__name__}: {clean(text)}" if text else type(error).__name__
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlist = _SHORT.maxtuple = 8
+
+
+def shown(value: object, most: int = 100) -> str:
+    """A value as Python shows it, short, whatever its own `repr` does."""
+    try:
+        return clean(_SHORT.repr(value), most)
+    except BaseException as error:  # of a number of a million digits too
+        passes(error)
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
+def passes(error: BaseException) -> None:
+    """Raise what is not the target's doing: our time limit, the user's Ctrl-C, a test runner that ends a test.
+
+    A KeyboardInterrupt that a `raise` statement raised is the target's own: the user's arrives between two instructions.
+    """
+    ours = isinstance(error, TimedOut) or type(error).__module__.partition(".")[0] in ("_pytest", "hypothesis")
+    if ours or (isinstance(error, KeyboardInterrupt) and not _was_raised(error)):
+        raise error
+
+
+def _was_raised(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not 0 <= trace.tb_lasti < len(trace.tb_frame.f_code.co_code):
+        return False
+    return opcode.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
 
 
 def _codes_of(code: CodeType) -> set[CodeType]:

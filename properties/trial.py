@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from properties.blame import last_lines
+from properties.blame import last_lines, passes, said
 from properties.contract import AdapterError, PagefaultError
 from properties.levels import LevelSpec
 from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
@@ -47,14 +47,16 @@ def new_target(make: Callable[[], Any]) -> Any:
     """
     try:
         target = make()
+        capabilities = getattr(target, "capabilities", None)
     except PagefaultError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        passes(error)
         raise AdapterError(
-            f"making the target raised {type(error).__name__}: {error} ({last_lines(error)})",
-            "the class or function is called without arguments",
+            f"making the adapter raised {said(error)} ({last_lines(error)})",
+            "the class or function is called without arguments, and must not fail",
         ) from error
-    if getattr(target, "capabilities", None) is None:
+    if capabilities is None:
         raise AdapterError(
             f"{type(target).__name__} declares no capabilities",
             "set `capabilities = Capabilities(...)` from properties.protocol on the class",
@@ -134,5 +136,6 @@ def _close(referee: Any, verdict: Verdict) -> None:
         referee.close()
     except AdapterError as error:
         verdict.adapter = error
-    except Exception as error:
-        verdict.adapter = AdapterError(f"close raised {type(error).__name__}: {error}", "close() must not fail")
+    except BaseException as error:
+        passes(error)
+        verdict.adapter = AdapterError(f"close raised {said(error)}", "close() must not fail")

@@ -69,9 +69,7 @@ class Bench:
         copies = self.probe.copies()
         for copy in copies:
             spaces = {"device": state.shadow, "host": state.host}
-            source, dest = spaces.get(copy.src_space), spaces.get(copy.dst_space)
-            if source is None or dest is None:
-                raise AdapterError(f"{copy} names an unknown memory space", 'use "device" or "host"')
+            source, dest = spaces[copy.src_space], spaces[copy.dst_space]
             width = size if copy.unit == "block" else 1
             for offset in range(width):
                 src, dst = copy.src * width + offset, copy.dst * width + offset
@@ -189,7 +187,7 @@ class Bench:
             state.judged["CONTENT-1"] += len(live)
         if "read_slots" in probe.offers:
             for seq in live:
-                access.judge_read_path(state, seq, self._read_pairs(seq))
+                access.judge_read_path(state, seq, self.probe.read_pairs(seq.name))
         if "table" in probe.offers:
             for seq in live:
                 self._judge_table(seq)
@@ -206,26 +204,13 @@ class Bench:
 
     def _judge_table(self, seq: LiveSequence) -> None:
         """The slot formula; a table and slots that were judged before, both unchanged, need no second look."""
-        try:
-            answer = self.target.table(seq.name)
-        except self.probe.raised as error:
-            self.probe.blame("table", error)
-        if type(answer) is list:
-            answer = tuple(answer)  # a copy: the target may change its own list
         known = self._tables.get(seq.name)
-        if known is not None and known[1] is seq.slots and known[2] == len(seq.tokens) and known[0] == answer:
+        table = self.probe.table(seq.name, None if known is None else known[0])
+        if known is not None and known[0] is table and known[1] is seq.slots and known[2] == len(seq.tokens):
             self.state.judged["SLOT-1"] += 1
             return
-        table = self.probe.whole("table", answer)
         pool.judge_table(self.state, seq, table)
         self._tables[seq.name] = (table, seq.slots, len(seq.tokens))
-
-    def _read_pairs(self, seq: LiveSequence) -> list[tuple[int, int]]:
-        pairs = self.probe.call("read_slots", seq.name)
-        try:
-            return [(int(position), int(slot)) for position, slot in pairs]
-        except (TypeError, ValueError):
-            raise AdapterError(f"read_slots returned {pairs!r:.80}", "return (position, slot) pairs") from None
 
     def _look_at_pool(self) -> None:
         state, probe, offers = self.state, self.probe, self.probe.offers

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import index
+from collections.abc import Sequence
 from typing import Any
 
+from properties.blame import shown
+from properties.blocks import answers
 from properties.blocks.probe import Probe
 from properties.contract import AdapterError
 from properties.engine.protocol import REQUIRED, EngineCapabilities, Row, Step, StepBatch, offered
@@ -47,58 +48,64 @@ class EngineProbe(Probe):
         self.capabilities = capabilities
         self.offers = offered(target)
         self.refusals = capabilities.refusals
-        self.raised = (Exception, *self.refusals)
 
     def step(self) -> Step:
         """Launch a step. Rows are checked for type and for ranges that make no sense at all."""
-        answer = self.call("step")
-        if not isinstance(answer, Step):
-            raise AdapterError(f"step returned {answer!r:.80} ({type(answer).__name__})", _ROW)
-        try:
-            rows = [row if _is_sound(row) else self._row(row) for row in answer.rows]
-            copies = [self._copy(copy) for copy in answer.copies]
-        except TypeError:
-            raise AdapterError(f"step returned {answer!r:.80}: its rows and copies are no lists", _ROW) from None
-        for row in rows:
+        step = self.read("step", _step)
+        for row in step.rows:
             if not 0 <= row.start <= row.stop:
                 raise AdapterError(
-                    f"step returned the row {row}, whose range is backward or negative",
+                    f"step returned the row {shown(row)}, whose range is backward or negative",
                     "start and stop are positions of the sequence, start <= stop",
                 )
-        return answer._replace(rows=rows, copies=copies)
-
-    def _row(self, row: Any) -> Row:
-        try:
-            name, start, stop, samples = row
-            if not isinstance(name, str) or samples not in (True, False):
-                raise ValueError
-            return Row(name, index(start), index(stop), bool(samples))
-        except (TypeError, ValueError):
-            raise AdapterError(f"step returned the row {row!r:.80}", _ROW) from None
-
-    def _copy(self, copy: Any) -> Copy:
-        try:
-            made = Copy(*copy)
-        except TypeError:
-            raise AdapterError(f"step returned the copy {copy!r:.80}", _ROW) from None
-        if made.src_space not in ("device", "host") or made.dst_space not in ("device", "host"):
-            raise AdapterError(f"{made} names an unknown memory space", 'use "device" or "host"')
-        return made
+        return step
 
     def batch(self, step: Step) -> StepBatch | None:
-        """The target's own metadata of the step, where it offers it."""
-        if "batch" not in self.offers:
-            return None
-        answer = self.call("batch", step)
-        if not isinstance(answer, StepBatch):
-            raise AdapterError(f"batch returned {answer!r:.80} ({type(answer).__name__})", "return StepBatch(...)")
-        return answer
+        """The target's own metadata of the step, where it offers it; its fields as lists of whole numbers."""
+        return self.read("batch", _batch, step) if "batch" in self.offers else None
 
     def live(self) -> Sequence[str]:
         """Names of the requests that the target says have not ended."""
-        answer = self.call("live")
-        listed = isinstance(answer, Iterable) and not isinstance(answer, str)
-        answer = list(answer) if listed else answer
-        if not listed or not all(isinstance(name, str) for name in answer):
-            raise AdapterError(f"live returned {answer!r:.80}", "return the names of the requests that have not ended")
-        return list(answer)
+        return self.read("live", answers.names)
+
+
+def _step(method: str, answer: Any) -> Step:
+    if not isinstance(answer, Step):
+        raise answers.WrongKind(method, answer, _ROW.removeprefix("return "))
+    rows = [row if _is_sound(row) else _row(row) for row in _entries(answer, answer.rows)]
+    copies = answers.copies("step, as copies,", _entries(answer, answer.copies))
+    return answer._replace(rows=rows, copies=copies)
+
+
+def _entries(step: Step, entries: Any) -> list[Any]:
+    if entries is None or isinstance(entries, Row | Copy):
+        raise AdapterError(f"step returned {shown(step)}: its rows and copies are no lists", _ROW)
+    return answers.listed("step", entries, _ROW.removeprefix("return "))
+
+
+def _row(row: Any) -> Row:
+    try:
+        name, start, stop, samples = row
+        if not isinstance(name, str):
+            raise TypeError
+        return Row(name, answers.whole("step", start), answers.whole("step", stop), answers.truth("step", samples))
+    except (TypeError, ValueError, AdapterError):
+        raise AdapterError(f"step returned the row {shown(row)}", _ROW) from None
+
+
+def _batch(method: str, answer: Any) -> StepBatch:
+    if not isinstance(answer, StepBatch):
+        raise answers.WrongKind(method, answer, "StepBatch(...)")
+    return StepBatch(*[_field(name, value) for name, value in zip(StepBatch._fields, answer, strict=True)])
+
+
+def _field(name: str, value: Any) -> Any:
+    what = f"batch, as {name},"
+    if value is None:
+        return None
+    if name.startswith("max_"):
+        return answers.whole(what, value)
+    if name == "block_tables":
+        rows = answers.listed(what, value, "a sequence of block tables")
+        return [answers.wholes(what, row) for row in rows]
+    return answers.wholes(what, value)

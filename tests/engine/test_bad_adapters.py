@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from properties.engine.operations import Cancel, DriveToIdle, EngineGeometry, Launch, Resubmit, Submit
-from properties.engine.protocol import EngineCapabilities, Row, Step
+from properties.engine.protocol import EngineCapabilities, Row, Step, StepBatch
 from properties.engine.spec import SPEC
 from properties.protocol import Copy
 from properties.targets.engine_ours import OurEngine
@@ -50,6 +53,9 @@ def changed(change: Callable[[Step], Any]) -> Callable[[], OurEngine]:
         (lambda step: step._replace(rows=[Row([], 0, 1, False)]), "the row"),  # type: ignore[arg-type]
         (lambda step: step._replace(rows=[Row("A", 0, 1, None)]), "the row"),  # type: ignore[arg-type]
         (lambda step: step._replace(rows=None), "no lists"),  # type: ignore[arg-type]
+        (lambda step: step._replace(rows=itertools.repeat(Row("A", 0, 1, False))), "does not end"),  # type: ignore[arg-type]
+        (lambda step: step._replace(rows=step.rows[0]), "no lists"),
+        (lambda step: step._replace(rows="A"), "step returned 'A' (str)"),  # type: ignore[arg-type]
         (lambda step: step._replace(copies=None), "no lists"),  # type: ignore[arg-type]
         (lambda step: step._replace(copies=[(1,)]), "step, as copies, returned [(1,)] (list): its entry 0"),
         (lambda step: step._replace(copies=[Copy(0, 1, "disk")]), "unknown memory space"),  # type: ignore[arg-type]
@@ -76,6 +82,48 @@ def test_steps_that_a_faulty_engine_could_return_are_findings(change: Callable[[
 
     assert verdict.adapter is None
     assert verdict.broke(clause)
+
+
+def preparing(**fields: Callable[[Any], Any]) -> Callable[[], OurEngine]:
+    """Our engine, some fields of whose batch are something else."""
+
+    class Prepares(OurEngine):
+        def batch(self, step: Step) -> StepBatch:
+            batch = super().batch(step)
+            return batch._replace(**{name: change(getattr(batch, name)) for name, change in fields.items()})
+
+    return Prepares
+
+
+@pytest.mark.parametrize("change", [numpy.array, torch.tensor, tuple, iter])
+def test_a_batch_may_hold_numbers_of_any_library(change: Callable[[Any], Any]) -> None:
+    verdict = judged(preparing(positions=change, slot_mapping=change, cu_seqlens_q=change, block_tables=change))
+
+    assert (verdict.adapter, verdict.breaches) == (None, [])
+    assert len(verdict.applied) == len(TRACE)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("positions", lambda value: 3, "batch, as positions, returned 3 (int)"),
+        ("positions", lambda value: torch.ones(2), "its entry 0 is 1.0 (float)"),
+        ("input_ids", lambda value: "tokens", "returned 'tokens' (str)"),
+        ("slot_mapping", set, "a set has no order"),
+        ("slot_mapping", lambda value: [None, *value], "its entry 0 is None"),
+        ("cu_seqlens_q", lambda value: [[0, 1]], "its entry 0 is [0, 1] (list)"),
+        ("cu_seqlens_k", lambda value: [True, *value], "a truth value is no number"),
+        ("max_seqlen_q", lambda value: [value], "batch, as max_seqlen_q, returned [3] (list). Remedy: return a whole"),
+        ("max_seqlen_k", float, "returned 3.0 (float)"),
+        ("context_lens", lambda value: itertools.count(), "does not end"),
+        ("block_tables", lambda value: [1, 2], "batch, as block_tables, returned 1 (int)"),
+        ("block_tables", lambda value: 5, "Remedy: return a sequence of block tables"),
+    ],
+)
+def test_a_batch_of_anything_else_is_the_adapters_fault(name: str, change: Callable[[Any], Any], says: str) -> None:
+    verdict = judged(preparing(**{name: change}))
+
+    assert says in str(verdict.adapter)
 
 
 class SlotsOutsideThePool(OurEngine):
