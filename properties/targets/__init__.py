@@ -93,6 +93,7 @@ BUILTIN: dict[str, Builtin] = {
         "properties.targets.hf_transformers:HfPagedCache",
         "transformers' continuous batching PagedAttentionCache",
     ),
+    "vllm": Builtin("blocks", "properties.targets.vllm:Vllm", "vLLM's V1 KVCacheManager, full attention"),
     "tokasaurus": Builtin("blocks", "properties.targets.tokasaurus:Tokasaurus", "tokasaurus' BlockAllocator"),
     "lmdeploy": Builtin("blocks", "properties.targets.lmdeploy:LmDeploy", "lmdeploy's block manager and prefix trie"),
 }
