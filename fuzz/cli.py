@@ -21,6 +21,7 @@ COMMANDS = {
     "check-target": "check_target",
     "judge": "judge",
     "workload": "workload",
+    "bench": "bench",
 }
 """Command -> module of `fuzz.commands`, whose function `command` it is. In the order of the help."""
 

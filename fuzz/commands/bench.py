@@ -1,0 +1,109 @@
+"""`pagefault bench`: correctness first, then speed side by side."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fuzz.output import note, say
+from properties.contract import UsageError
+
+if TYPE_CHECKING:
+    from fuzz.bench.result import Result
+    from fuzz.bench.runner import Tell
+
+
+def command(
+    target: Annotated[str, typer.Option("--target", "-t", help="The attention target under test, or a peer.")],
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="What it is held against; may be repeated. `peers`: every peer that is installed."),
+    ] = None,
+    suite: Annotated[list[str] | None, typer.Option(help="decode, prefill or store; may be repeated.")] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="A case instead, such as 32x4096x32/8/128/p16; may be repeated.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is a GPU.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The first case of each suite alone.")] = False,
+    json_: Annotated[
+        str | None, typer.Option("--json", metavar="OUT", help="Write the numbers there; - prints them instead.")
+    ] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw speed against shape to this PNG, SVG or PDF.")] = None,
+) -> int:
+    """Time an attention target beside others, each answer checked against float64 first; exit 1 with a wrong one."""
+    for path, option in ((json_, "--json"), (plot, "--plot")):
+        if path is not None and path != "-":
+            _writable(path, option)
+    if plot is not None:
+        _drawable(plot)
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        raise UsageError("bench needs torch: pip install 'pagefault[torch]'") from None
+    from fuzz.bench.session import Wish, run
+
+    wish = Wish(target, tuple(against or ()), tuple(suite or ()), tuple(case or ()), dtype, device, quick)
+    with _progress() as tell:
+        result = run(wish, tell)
+    return _show(result, json_, plot)
+
+
+def _show(result: Result, json_: str | None, plot: str | None) -> int:
+    from fuzz.bench import plot as plotting
+    from fuzz.bench.result import to_json
+    from fuzz.bench.table import in_words
+
+    if json_ == "-":
+        say(to_json(result).decode())
+    else:
+        say(in_words(result))
+        if json_ is not None:
+            Path(json_).write_bytes(to_json(result) + b"\n")
+    timed = any(row.us is not None for row in result.rows if row.target == result.target)
+    if plot is not None and any(row.us is not None for row in result.rows):
+        plotting.write(result, plot)
+    if result.findings:
+        return 1
+    if not timed:
+        reasons = "; ".join(dict.fromkeys(row.why for row in result.rows if row.target == result.target))
+        raise UsageError(f"no case of {result.target} was timed: {reasons or 'there was none'}. Name one with --case")
+    return 0
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """What is measured now, on standard error: one line that changes on a terminal, a line each elsewhere."""
+    if not sys.stderr.isatty():
+        yield note
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update
+
+
+def _writable(path: str, option: str) -> None:
+    """Refuses a file that could not be written in the end, before anything runs; creates nothing."""
+    file, remedy = Path(path), "give a file in a folder that exists and may be written"
+    if not path or file.is_dir():
+        raise UsageError(f"{option} {path or 'is empty'}{' is a folder' if path else ''}: {remedy}")
+    if not file.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {file.parent}: {remedy}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UsageError(f"{option} {path} cannot be written: {remedy}")
+
+
+def _drawable(path: str) -> None:
+    from fuzz.bench.plot import FORMATS, require_matplotlib
+
+    ending = Path(path).suffix.removeprefix(".").lower()
+    if ending not in FORMATS:
+        raise UsageError(f"--plot {path}: {ending or 'no ending'} is no format: end it in .{' or .'.join(FORMATS)}")
+    require_matplotlib()
