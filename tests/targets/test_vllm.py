@@ -19,7 +19,7 @@ def test_nothing_is_found(make):
     rare, never = hunt.unreached()
 
     assert hunt.found == {}
-    assert (rare, never) == ([], [])
+    assert (rare, never) == ({}, [])
 
 
 def test_a_refused_append_leaves_the_request_as_it_was(make):
