@@ -15,12 +15,15 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from fuzz import jobs, messages, versions
+from fuzz import jobs, messages, needs, versions
 from fuzz.isolate import die_with_parent
 from fuzz.loop import Loop
+from fuzz.making import signs_of_life
+from properties.blame import said
 from properties.contract import AdapterError, UsageError
 from properties.specs import spec_of
 from properties.targets import Target, Unavailable, load
+from properties.trial import new_target
 
 
 class Conversation:
@@ -95,9 +98,10 @@ def _load(name: str, device: str, talk: Conversation) -> Target:
     except Unavailable as reason:
         _give_up(talk, "unavailable", str(reason))
     except UsageError as error:
-        _give_up(talk, "usage", str(error))
+        lacks = needs.missing(name)  # a module of ours that cannot be imported without torch
+        _give_up(talk, "unavailable" if lacks else "usage", f"{name}: {lacks}" if lacks else str(error))
     except BaseException as error:  # whatever a module raises while it is imported
-        _give_up(talk, "usage", f"target {name!r} cannot be imported: {type(error).__name__}: {error}. Mend it first")
+        _give_up(talk, "usage", f"target {name!r} cannot be imported: {said(error)}. Mend it first")
 
 
 def _give_up(talk: Conversation, why: str, message: str) -> NoReturn:
@@ -122,7 +126,9 @@ def _serve_campaign(target: Target, talk: Conversation, options: argparse.Namesp
     try:
         spec = spec_of(target.level)
         folders = (options.campaign, options.journal, options.corpus)
-        loop = Loop(target, spec, talk.say, *folders, options.seed, fragile=options.device == "cuda")
+        with signs_of_life(lambda: talk.say(messages.Making(limit_s=spec.limit_s or 0.0))):
+            adapter = new_target(target.make)
+        loop = Loop(target, spec, talk.say, *folders, options.seed, adapter, fragile=options.device == "cuda")
     except Unavailable as reason:
         _give_up(talk, "unavailable", str(reason))
     except AdapterError as error:
@@ -131,10 +137,6 @@ def _serve_campaign(target: Target, talk: Conversation, options: argparse.Namesp
         _give_up(talk, "usage", str(error))
     except OSError as error:
         _give_up(talk, "disk", error.strerror or str(error))
-    except Exception as error:
-        _give_up(
-            talk, "adapter", f"making the adapter {target.name} raised {type(error).__name__}: {error}. Mend it first"
-        )
     talk.say(loop.ready())
     while (command := talk.listen()) is not None:
         try:

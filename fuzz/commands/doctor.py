@@ -9,23 +9,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fuzz.commands.targets import all_targets
+from fuzz import needs
+from fuzz.commands.targets import Try, all_targets
 from fuzz.output import Json, emit
 from fuzz.versions import installed
 
 NEEDED = ("hypothesis", "msgspec", "pytest", "rich", "typer", "xxhash")
 OPTIONAL = {
-    "torch": "pip install 'pagefault[torch]'",
-    "triton": "pip install 'pagefault[torch]' (Linux)",
+    "torch": needs.TORCH,
+    "triton": f"{needs.TORCH} (Linux)",
+    "numpy": needs.TORCH,
     "transformers": "pip install 'pagefault[transformers]'",
     "jinja2": "pip install 'pagefault[report]'",
     "matplotlib": "pip install 'pagefault[report]'",
 }
 
 
-def command(json_: Json = False) -> int:
+def command(try_: Try = False, json_: Json = False) -> int:
     """Say what this machine can run, and the command that brings what is missing. Exit 2 if pagefault itself cannot run."""
-    checks = [*_python(), *_packages(), *_devices(), *_folder(), *_targets()]
+    checks = [*_python(), *_packages(), *_devices(), *_folder(), *_targets(try_)]
     lines = [
         f"{'ok  ' if ok else 'no  '} {what}{f': {remedy}' if remedy else ''}" for ok, needed, what, remedy in checks
     ]
@@ -82,8 +84,8 @@ def _folder() -> list[_Check]:
     return [(writable, False, f"{Path.cwd()} can be written ({free_gib:.1f} GiB free)", remedy)]
 
 
-def _targets() -> list[_Check]:
+def _targets(try_: bool) -> list[_Check]:
     return [
-        (bool(row["available"]), False, f"target {row['name']} {row['version']}", str(row["reason"]))
-        for row in all_targets("cpu")
+        (bool(row["available"]), False, f"target {row['name']} {row['version']}".strip(), str(row["reason"]))
+        for row in all_targets("cpu", try_)
     ]
