@@ -20,6 +20,7 @@ from typing import Any
 from properties.contract import Level, UsageError
 
 GROUP = "pagefault.targets"
+EXTRA = "pagefault[torch]"
 
 
 class Unavailable(UsageError):
@@ -172,6 +173,8 @@ def _import(module_name: str, name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if name in BUILTIN:  # a module of ours that cannot be imported without torch
+            raise Unavailable(f"{name} needs {error.name}, which is not installed: pip install '{EXTRA}'") from error
         raise UsageError(
             f"target {name!r}: cannot import {error.name!r}. Start in the folder that holds it, install it, or give a path"
         ) from error

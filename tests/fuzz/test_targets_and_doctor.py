@@ -109,6 +109,16 @@ def test_it_imports_nothing_that_is_heavy_and_starts_no_process(command: str) ->
     assert done.stdout.splitlines()[-1] == "[] 0"
 
 
+def test_pytest_leaves_out_what_lacks_torch_with_the_command(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    code = "from properties.targets import load; load('ours-gather')"
+    env = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+
+    words = "Unavailable: ours-gather needs torch, which is not installed: pip install 'pagefault[torch]'"
+    assert done.stderr.splitlines()[-1].endswith(words)
+
+
 def test_a_worker_that_lacks_torch_says_the_command(tmp_path: Path) -> None:
     """On such a machine the modules of attention targets cannot be imported at all."""
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
