@@ -21,30 +21,28 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-import cases
-import peers
-import timing
 import torch
 import triton
 import tune
 
+from fuzz.bench import inputs, oracle, peers, suites, timing
+from fuzz.bench.cases import Case
+
 MAX_ERROR = 6e-3  # relative norm; bfloat16 results of all peers lie at 2e-3 to 3e-3
 DECODE = {
-    "uniform": cases.UNIFORM, "single": cases.SINGLE, "ragged": cases.RAGGED,
-    "pages": cases.PAGES, "shapes": cases.SHAPES, "short": cases.SHORT,
+    "uniform": suites.UNIFORM, "single": suites.SINGLE, "ragged": suites.RAGGED,
+    "pages": suites.PAGES, "shapes": suites.SHAPES, "short": suites.SHORT,
 }  # fmt: skip
-# FlashInfer compiles a module per head dim on first use (a minute each); flash-attn is built for these alone.
-BUILT_HEAD_DIMS = {"flashinfer": (64, 128), "fa2": (64, 128)}
 TUNED = ("uniform", "single", "ragged")
 
 
-def all_cases(suites: str) -> list[tuple[str, cases.Case]]:
-    groups = (DECODE if "decode" in suites else {}) | ({"prefill": cases.PREFILL} if "prefill" in suites else {})
+def all_cases(wanted: str) -> list[tuple[str, Case]]:
+    groups = (DECODE if "decode" in wanted else {}) | ({"prefill": suites.PREFILL} if "prefill" in wanted else {})
     order = ("uniform", "single", "ragged", "prefill", "short", "shapes", "pages")
     return [(group, case) for group in order for case in groups.get(group, [])]
 
 
-def ours(group: str, case: cases.Case, variants: bool) -> list[tuple[str, dict[str, Any]]]:
+def ours(group: str, case: Case, variants: bool) -> list[tuple[str, dict[str, Any]]]:
     options = list((tune.prefill_variants if case.kind == "prefill" else tune.decode_variants)(case))
     if not variants:
         return options[:1]
@@ -63,27 +61,32 @@ def compile_share(args: argparse.Namespace) -> None:
             jobs.append((case, lambda x, case=case: peers.LOADERS["vllm-triton"]()(case, x)))
     for case, make in jobs[args.share :: args.jobs]:
         try:
-            make(cases.make_inputs(case, 0))()
+            make(inputs.make_inputs(case, 0))()
         except Exception as error:
             sys.stderr.write(f"{case.name}: {str(error)[:200]}\n")
 
 
 def measure(
-    case: cases.Case, calls: list[Callable[[], torch.Tensor]], inputs: list[cases.Inputs], apart: bool
+    case: Case,
+    calls: list[Callable[[], torch.Tensor]],
+    sets: list[inputs.Inputs],
+    answer: oracle.Answer,
+    apart: bool,
 ) -> dict[str, Any]:
-    error = cases.relative_error(case, inputs[0], calls[0](), 2)
+    error = answer.relative_error(calls[0]())
     if not error < MAX_ERROR:
         return {"error": error, "refused": "the answer is wrong"}
     long = case.kind == "prefill"
     time_us = timing.microseconds(calls, min_calls=2 if long else 8, replays=8 if long else timing.REPLAYS)
     row = {"us": time_us, "error": error}
     if apart:
-        row["us_apart"] = timing.microseconds_apart(calls, [x.q for x in inputs])
+        row["us_apart"] = timing.microseconds_apart(calls, [x.q for x in sets])
     return row | ({"tflops": case.flops / time_us / 1e6} if long else {"tb_s": case.kv_bytes / time_us / 1e6})
 
 
-def run_case(group: str, case: cases.Case, loaded: dict[str, Any], variants: bool) -> list[dict[str, Any]]:
-    inputs = [cases.make_inputs(case, seed) for seed in range(cases.num_sets(case))]
+def run_case(group: str, case: Case, loaded: dict[str, Any], variants: bool) -> list[dict[str, Any]]:
+    sets = [inputs.make_inputs(case, seed) for seed in range(inputs.num_sets(case))]
+    answer = oracle.answer(case, sets[0], oracle.spread(case, 2))
     makers = [
         (name, lambda x, options=options: tune.bind(case, x, options)) for name, options in ours(group, case, variants)
     ]
@@ -92,11 +95,10 @@ def run_case(group: str, case: cases.Case, loaded: dict[str, Any], variants: boo
     apart = group in ("single", "ragged") or (case.batch, case.context) == (32, 4096)
     rows = []
     for name, make in makers:
-        not_built = case.head_dim not in BUILT_HEAD_DIMS.get(name, (case.head_dim,))
-        if not_built or (name == "fa2" and case.page % 256):
+        if name in loaded and peers.PEERS_BY_NAME[name].why_not(case) is not None:
             continue
         try:
-            row = measure(case, [make(x) for x in inputs], inputs, apart)
+            row = measure(case, [make(x) for x in sets], sets, answer, apart)
         except Exception as failure:
             row = {"refused": str(failure)[:200]}
         rule = {"rule": str(rules[name])} if name in rules else {}
@@ -105,32 +107,21 @@ def run_case(group: str, case: cases.Case, loaded: dict[str, Any], variants: boo
 
 
 def store_rows() -> list[dict[str, Any]]:
-    """8192 and 131072 tokens x 8 x 128, scattered over the pool, keys and values as slices of one projection."""
+    """Tokens scattered over the pool, keys and values as slices of one projection."""
     from paged_impl.kernels import store
 
     rows = []
-    for num_tokens in (8192, 131072):
-        sets = []
-        for _ in range(max(2, (400 << 20) // (num_tokens * 8192))):
-            projection = torch.randn(num_tokens, 2, 8, 128, device="cuda", dtype=torch.bfloat16)
-            pool = torch.zeros(2, num_tokens // 128, 256, 8, 128, device="cuda", dtype=torch.bfloat16)
-            slots = torch.randperm(num_tokens * 2, device="cuda")[:num_tokens].int()
-            sets.append((projection[:, 0], projection[:, 1], pool[0], pool[1], slots))
-        calls = [lambda s=s: store(*s, check_values=False) for s in sets]
+    for case in suites.STORE:
+        sets = [inputs.make_store_inputs(case, seed) for seed in range(inputs.num_sets(case))]
+        slots = [x.slots.int() for x in sets]
+        calls = [
+            lambda x=x, slots=each: store(x.keys, x.values, x.k_cache, x.v_cache, slots, check_values=False)
+            for x, each in zip(sets, slots, strict=True)
+        ]
         time_us = timing.microseconds(calls)
-        key, _, k_cache, _, slots = sets[0]
-        exact = torch.equal(k_cache.flatten(0, 1)[slots.long()], key)
-        tb_s = num_tokens * 8192 / time_us / 1e6
-        rows.append(
-            {
-                "group": "store",
-                "case": f"store {num_tokens} x 8 x 128",
-                "kernel": "shipped",
-                "us": time_us,
-                "tb_s": tb_s,
-                "exact": exact,
-            }
-        )
+        exact = torch.equal(sets[0].k_cache.flatten(0, 1)[sets[0].slots], sets[0].keys)
+        row = {"group": "store", "case": case.name, "kernel": "shipped", "us": time_us}
+        rows.append(row | {"tb_s": case.bytes_moved / time_us / 1e6, "exact": exact})
     return rows
 
 

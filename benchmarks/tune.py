@@ -18,21 +18,20 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-import cases
-import peers
-import timing
 import torch
 
+from fuzz.bench import inputs, oracle, peers, suites, timing
+from fuzz.bench.cases import Case
 from paged_impl.kernels import decode, prefill, rules
 
 D, P = rules.DecodeRule, rules.PrefillRule
 
 
-def decode_cases() -> list[cases.Case]:
-    return [*cases.UNIFORM, *cases.SINGLE, *cases.RAGGED, *cases.PAGES, *cases.SHAPES, *cases.SHORT]
+def decode_cases() -> list[Case]:
+    return [*suites.UNIFORM, *suites.SINGLE, *suites.RAGGED, *suites.PAGES, *suites.SHAPES, *suites.SHORT]
 
 
-def decode_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
+def decode_variants(case: Case) -> Iterator[tuple[str, dict]]:
     """The shipped rule, and one thing changed at a time."""
     shipped = rules.decode_rule(case.batch, case.num_heads, case.num_kv_heads, case.head_dim, torch.bfloat16, 90, 132)
     half = dataclasses.replace(shipped, block_n=shipped.block_n // 2, num_warps=2, wave=4, total=12)
@@ -46,7 +45,7 @@ def decode_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
         yield name, {"rule": rule}
 
 
-def prefill_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
+def prefill_variants(case: Case) -> Iterator[tuple[str, dict]]:
     """The shipped rule, and the nearest others."""
     group = case.num_heads // case.num_kv_heads
     yield (
@@ -58,7 +57,7 @@ def prefill_variants(case: cases.Case) -> Iterator[tuple[str, dict]]:
             yield f"m{m} n{n} w{w} s{s}{' tma' if tma else ''}", {"rule": P(m, n, w, s, False, tma)}
 
 
-def bind(case: cases.Case, x: cases.Inputs, options: dict) -> Callable[[], torch.Tensor]:
+def bind(case: Case, x: inputs.Inputs, options: dict) -> Callable[[], torch.Tensor]:
     out = torch.full_like(x.q, float("nan"))
     if case.kind == "decode":
         return lambda: decode(
@@ -70,10 +69,10 @@ def bind(case: cases.Case, x: cases.Inputs, options: dict) -> Callable[[], torch
     )  # fmt: skip
 
 
-def work(suite: str) -> list[tuple[cases.Case, str, dict]]:
+def work(suite: str) -> list[tuple[Case, str, dict]]:
     if suite == "decode":
         return [(case, name, options) for case in decode_cases() for name, options in decode_variants(case)]
-    return [(case, name, options) for case in cases.PREFILL for name, options in prefill_variants(case)]
+    return [(case, name, options) for case in suites.PREFILL for name, options in prefill_variants(case)]
 
 
 def compile_share(suite: str, share: int, num_shares: int) -> None:
@@ -101,7 +100,7 @@ def compile_share(suite: str, share: int, num_shares: int) -> None:
     for case, options in list(items.values())[share::num_shares]:
         short = dataclasses.replace(case, context=min(case.context, 512) if case.kind == "decode" else case.context)
         try:
-            bind(case, cases.make_inputs(short, 0), options)()
+            bind(case, inputs.make_inputs(short, 0), options)()
         except Exception as error:
             sys.stderr.write(f"{case.name} {options}: {str(error)[:200]}\n")
 
@@ -134,18 +133,19 @@ def main() -> None:
     for suite in args.suite.split(","):
         for case, name, options in work(suite):
             if case != previous:
-                inputs = [cases.make_inputs(case, seed) for seed in range(cases.num_sets(case))]
+                sets = [inputs.make_inputs(case, seed) for seed in range(inputs.num_sets(case))]
+                answer = oracle.answer(case, sets[0], oracle.spread(case, 2))
                 previous = case
                 for peer, make in loaded.items():
-                    _time(result["rows"], case, peer, [make(case, x) for x in inputs], inputs)
-            _time(result["rows"], case, name, [bind(case, x, options) for x in inputs], inputs)
+                    _time(result["rows"], case, peer, [make(case, x) for x in sets], answer)
+            _time(result["rows"], case, name, [bind(case, x, options) for x in sets], answer)
             Path(args.out).write_text(json.dumps(result, indent=1))
     _print(result)
 
 
-def _time(rows: list, case: cases.Case, name: str, calls: list, inputs: list) -> None:
+def _time(rows: list, case: Case, name: str, calls: list, answer: oracle.Answer) -> None:
     try:
-        error = cases.relative_error(case, inputs[0], calls[0](), 2)
+        error = answer.relative_error(calls[0]())
         time_us = timing.microseconds(calls, replays=10)
     except Exception as failure:
         sys.stderr.write(f"{case.name} {name}: {str(failure)[:150]}\n")

@@ -24,7 +24,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One target on one case.
 
-    state: `wrong` and `failed` are findings and are not timed; `refused` is an answer. us: time of a call in microseconds. of_ceiling: share of the read ceiling (decode), the copy ceiling (store) or the matrix product (prefill).
+    state: `wrong` and `failed` are findings and are not timed; `refused` is an answer. us: time of a call in microseconds.
+    of_ceiling: share of the read ceiling (decode), the copy ceiling (store) or the matrix product (prefill).
     ratio: this target's time over that of the target under test, so above 1 the target under test is faster. error: norm of
     the error over the norm of the float64 answer (store: 0). how: by graph replay, between events, by the clock. plain: the
     adapter has no `prepare_*` for this, so that its conversions are in the time. why: what is wrong, or was refused.

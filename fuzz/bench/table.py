@@ -123,7 +123,7 @@ def _marks(result: Result) -> list[str]:
     texts = {
         "graph": "graph: CUDA-graph replay over rotating inputs, median of one call",
         "events": "events: the call cannot be captured in a CUDA graph; between two events, what the host does included",
-        "clock": "clock: shortest of some calls by the clock, the cache flushed before each; other work on this machine still counts",
+        "clock": "clock: shortest of some calls by the clock, the cache flushed before each; other work still counts",
     }
     lines = [ratio] if result.against else []
     lines += [text for how, text in texts.items() if how in hows]
