@@ -95,11 +95,10 @@ def _load(name: str, device: str, talk: Conversation) -> Target:
         from properties.attention.budget import on_device
 
         return on_device(target, device)
-    except Unavailable as reason:
-        _give_up(talk, "unavailable", str(reason))
     except UsageError as error:
         lacks = needs.missing(name)  # a module of ours that cannot be imported without torch
-        _give_up(talk, "unavailable" if lacks else "usage", f"{name}: {lacks}" if lacks else str(error))
+        why = "unavailable" if lacks or isinstance(error, Unavailable) else "usage"
+        _give_up(talk, why, f"{name}: {lacks}" if lacks else str(error))
     except BaseException as error:  # whatever a module raises while it is imported
         _give_up(talk, "usage", f"target {name!r} cannot be imported: {said(error)}. Mend it first")
 
