@@ -4,7 +4,7 @@ Letters: S sequences, T query tokens of the batch, W block-table width, B blocks
 G KV heads, D head size, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -125,6 +125,11 @@ class AttentionTarget(Protocol):
     - ``open()``: a fresh start, called before each case (for targets that keep plans or caches between calls).
 
     The pool already holds the tokens that a read refers to. Reads modify nothing but their own result.
+
+    For `pagefault bench`, optional: ``prepare_decode(pool, batch)``, ``prepare_prefill(pool, batch)`` and
+    ``prepare_store(pool, keys, values, slot_mapping)`` return a call without arguments that can be repeated: the conversions
+    of the batch are done before, the call does what an engine would pay for at every step. It reads the queries (the keys
+    and values) when it is called; a read's call returns [T, H, D] or an `Output`. Without them the plain call is timed.
     """
 
     level: Literal["attention"]
@@ -148,6 +153,16 @@ class Prefills(Protocol):
     """A target that offers `prefill`."""
 
     def prefill(self, pool: Pool, batch: Batch) -> Output: ...
+
+
+class Prepares(Protocol):
+    """A target whose calls can be timed without its conversions."""
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Tensor | Output]: ...
+
+    def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Tensor | Output]: ...
+
+    def prepare_store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> Callable[[], object]: ...
 
 
 class Copies(Protocol):

@@ -1,6 +1,7 @@
 """The backends of `paged_impl` as attention targets: plain torch, flash-attn, torch's varlen_attn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,11 +33,24 @@ class OurBackend:
 
     def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         """Stores by slot mapping."""
-        self.backend.store(keys, values, *pool.flash_views(), slot_mapping)
+        self.prepare_store(pool, keys, values, slot_mapping)()
 
     def decode(self, pool: Pool, batch: Batch) -> Output:
         """One query per sequence."""
-        out = self.backend.decode(
+        return Output(self.prepare_decode(pool, batch)())
+
+    def prefill(self, pool: Pool, batch: Batch) -> Output:
+        """Causal attention of all queries."""
+        return Output(self.prepare_prefill(pool, batch)())
+
+    def prepare_store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> Callable[[], None]:
+        """`store` as a call without arguments."""
+        return partial(self.backend.store, keys, values, *pool.flash_views(), slot_mapping)
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Tensor]:
+        """`decode` with the batch converted."""
+        return partial(
+            self.backend.decode,
             batch.q,
             *pool.flash_views(),
             batch.padded_block_tables(),
@@ -45,11 +59,11 @@ class OurBackend:
             max_context_len=max(batch.context_lens, default=0),
             window=batch.window,
         )
-        return Output(out)
 
-    def prefill(self, pool: Pool, batch: Batch) -> Output:
-        """Causal attention of all queries."""
-        out = self.backend.prefill(
+    def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Tensor]:
+        """`prefill` with the batch converted."""
+        return partial(
+            self.backend.prefill,
             batch.q,
             *pool.flash_views(),
             batch.padded_block_tables(),
@@ -60,7 +74,6 @@ class OurBackend:
             max_context_len=max(batch.context_lens, default=0),
             window=batch.window,
         )
-        return Output(out)
 
     def copy_blocks(self, pools: Sequence[Pool], pairs: Sequence[tuple[int, int]]) -> None:
         """Copies K and V of every layer. The backend takes stacked pools, so they are stacked and taken apart again."""

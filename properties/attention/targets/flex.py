@@ -5,6 +5,7 @@ values of foreign slots are multiplied with weights of 0, so they must be finite
 """
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -44,16 +45,27 @@ class TorchFlexAttention:
 
     def prefill(self, pool: Pool, batch: Batch) -> Output:
         """Causal attention, sequence by sequence."""
-        keys, values = (cache.flatten(0, 1).transpose(0, 1)[None] for cache in pool.flash_views())
-        out = torch.zeros_like(batch.q)
-        lse = torch.full(batch.q.shape[:2], -torch.inf, device=batch.q.device)
-        begin = 0
+        return self.prepare_prefill(pool, batch)()
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Output]:
+        """`decode` with the masks made."""
+        return self.prepare_prefill(pool, batch)
+
+    def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Output]:
+        """`prefill` with the masks made."""
+        masks, begin = [], 0
         for s, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
             rows = slice(begin, begin := begin + query_len)
             if query_len and context_len:
-                mask = self._physical_mask(pool, batch, s)
-                result, aux = self._attend(batch, batch.q[rows], keys, values, mask)
-                out[rows], lse[rows] = result, aux
+                masks.append((rows, self._physical_mask(pool, batch, s)))
+        return lambda: self._read(pool, batch, masks)
+
+    def _read(self, pool: Pool, batch: Batch, masks: Sequence[tuple[slice, Any]]) -> Output:
+        keys, values = (cache.flatten(0, 1).transpose(0, 1)[None] for cache in pool.flash_views())
+        out = torch.zeros_like(batch.q)
+        lse = torch.full(batch.q.shape[:2], -torch.inf, device=batch.q.device)
+        for rows, mask in masks:
+            out[rows], lse[rows] = self._attend(batch, batch.q[rows], keys, values, mask)
         return Output(out, lse if batch.want_lse else None)
 
     def _physical_mask(self, pool: Pool, batch: Batch, s: int) -> Any:

@@ -23,6 +23,7 @@ class JaxPallas:
 
     level: Literal["attention"] = "attention"
     name = "jax-pallas"
+    interpreted = True  # `pagefault bench` does not time it
     capabilities = AttentionCapabilities(
         devices=("cpu",),
         dtypes=("float32",),

@@ -2,7 +2,9 @@
 
 import os
 import sys
-from typing import Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from msgspec.structs import replace
@@ -93,3 +95,39 @@ class OurTriton:
             return_lse=batch.want_lse,
         )
         return Output(*result) if isinstance(result, tuple) else Output(result)
+
+    def prepare_store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> Callable[[], None]:
+        """`store` alone, its arguments checked beforehand."""
+        key_cache, value_cache = (pool.key_cache, pool.value_cache) if pool.layout == "vllm" else pool.flash_views()
+        return partial(self.kernels.store, keys, values, key_cache, value_cache, slot_mapping, check_values=False)
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
+        """`decode` with the batch converted and room for the output."""
+        return partial(
+            self.kernels.decode,
+            batch.q,
+            *pool.flash_views(),
+            batch.padded_block_tables(),
+            batch.context_lens_tensor(),
+            scale=batch.scale,
+            num_splits=batch.num_splits,
+            window=batch.window,
+            out=torch.empty_like(batch.q, memory_format=torch.contiguous_format),
+            check_values=False,
+        )
+
+    def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
+        """`prefill` with the batch converted and room for the output."""
+        return partial(
+            self.kernels.prefill,
+            batch.q,
+            *pool.flash_views(),
+            batch.padded_block_tables(),
+            batch.cu_seqlens_q(),
+            batch.context_lens_tensor(),
+            scale=batch.scale,
+            max_query_len=batch.max_query_len(),
+            window=batch.window,
+            out=torch.empty_like(batch.q, memory_format=torch.contiguous_format),
+            check_values=False,
+        )
