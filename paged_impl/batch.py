@@ -5,6 +5,7 @@ is new in a lane, and builds its arrays by indexing. Shapes: `T` tokens computed
 """
 
 from collections.abc import Hashable, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -36,6 +37,18 @@ class Batch(NamedTuple):
     max_seqlen_k: int
     context_lens: Ints
     block_tables: Ints
+
+
+class Lacking(NamedTuple):
+    """What a step needs and the lanes do not have: rows whose tokens, and `(name, blocks known)` of tables that grew.
+
+    `lanes[i]` and `num_blocks[i]` are those of `blocks[i]`, as arrays.
+    """
+
+    tokens: list[ScheduledRow]
+    blocks: list[tuple[Name, int]]
+    lanes: NDArray[np.intp]
+    num_blocks: Ints
 
 
 class BatchPreparer:
@@ -109,10 +122,23 @@ class BatchPreparer:
         """Replace the whole block table: after an admission or a swap."""
         self._set_blocks(self._lane_of[name], 0, table)
 
-    def add_blocks(self, name: Name, blocks: Sequence[int]) -> None:
-        """The table grew at its end."""
-        lane = self._lane_of[name]
-        self._set_blocks(lane, int(self._num_blocks[lane]), blocks)
+    def add_blocks(self, lacking: Lacking, blocks: Sequence[Sequence[int]]) -> None:
+        """The tables of `lacking.blocks` grew at their ends, each by the blocks at its place in `blocks`, all at once.
+
+        Raises `ValueError` beyond `max_tokens`, before anything is changed.
+        """
+        lanes, firsts = lacking.lanes, lacking.num_blocks
+        counts = np.fromiter(map(len, blocks), np.int32, len(lanes))
+        stops = firsts + counts
+        if stops.max(initial=0) > self._tables.shape[1]:
+            raise ValueError(f"a table of {stops.max()} blocks; max_tokens allows {self._tables.shape[1]}")
+        flat = np.fromiter(chain.from_iterable(blocks), np.int32, int(counts.sum()))
+        if len(flat) == len(lanes) and counts.min(initial=1) == 1:  # decode: one block each
+            self._tables[lanes, firsts] = flat
+        else:
+            starts = np.repeat(_running_sum(counts)[:-1] - firsts, counts)
+            self._tables[np.repeat(lanes, counts), np.arange(len(flat), dtype=np.int32) - starts] = flat
+        self._num_blocks[lanes] = stops
 
     def _set_blocks(self, lane: int, first: int, blocks: Sequence[int]) -> None:
         stop = first + len(blocks)
@@ -133,12 +159,20 @@ class BatchPreparer:
 
     # ---- a step
 
-    def behind(self, rows: Sequence[ScheduledRow]) -> list[ScheduledRow]:
-        """The rows whose lanes lack tokens or blocks for what the step computes: to be added before `prepare`."""
+    def behind(self, rows: Sequence[ScheduledRow]) -> Lacking:
+        """What the lanes lack for what the step computes: to be added before `prepare`."""
         ranges = self._ranges = _Ranges.of(rows, self._lane_of)
-        lacks_tokens = ranges.stops > self._num_tokens[ranges.lanes]
-        lacks_blocks = ranges.stops > self._num_blocks[ranges.lanes] * self.block_size
-        return [rows[index] for index in np.flatnonzero(lacks_tokens | lacks_blocks).tolist()]
+        num_blocks = self._num_blocks[ranges.lanes]
+        lacks_tokens = np.flatnonzero(ranges.stops > self._num_tokens[ranges.lanes]).tolist()
+        lacks_blocks = np.flatnonzero(ranges.stops > num_blocks * self.block_size)
+        known = num_blocks[lacks_blocks]
+        names = [rows[index].name for index in lacks_blocks.tolist()]
+        return Lacking(
+            [rows[index] for index in lacks_tokens],
+            list(zip(names, known.tolist(), strict=True)),
+            ranges.lanes[lacks_blocks],
+            known,
+        )
 
     def prepare(self, rows: Sequence[ScheduledRow], num_padding_tokens: int = 0) -> Batch:
         """The arrays of a step, rows in order; padding tokens stand at the end of the per-token arrays.
@@ -189,11 +223,12 @@ class _Ranges(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], lane_of: dict[Name, int]) -> "_Ranges":
         num_rows = len(rows)
+        names, starts, stops, _ = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(
             rows,
-            np.fromiter([lane_of[row.name] for row in rows], np.intp, num_rows),
-            np.fromiter([row.start for row in rows], np.int32, num_rows),
-            np.fromiter([row.stop for row in rows], np.int32, num_rows),
+            np.fromiter(map(lane_of.__getitem__, names), np.intp, num_rows),
+            np.fromiter(starts, np.int32, num_rows),
+            np.fromiter(stops, np.int32, num_rows),
         )
 
 

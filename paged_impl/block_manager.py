@@ -8,7 +8,7 @@ Every call does all of its work, or raises and changes nothing.
 """
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
 from paged_impl.block_pool import BlockPool
@@ -249,6 +249,14 @@ class BlockManager:
     def table(self, name: Name) -> tuple[int, ...]:
         """Logical block -> physical block; -1 where the window has passed; empty while swapped out."""
         return tuple(self._sequence(name).table)
+
+    def new_blocks(self, known: Sequence[tuple[Name, int]]) -> list[list[int]]:
+        """For each `(name, n)`: what the table of that sequence has behind its first `n` blocks, without copying those."""
+        sequences = self._sequences
+        try:
+            return [sequences[name].table[first:] for name, first in known]
+        except KeyError as error:
+            raise UnknownSequence(error.args[0]) from None
 
     def host_table(self, name: Name) -> tuple[int, ...]:
         """Logical block -> host block of what is computed, -1 as in `table`; empty unless swapped out."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Hashable, Sequence
 
-from paged_impl.batch import Batch, BatchPreparer
+from paged_impl.batch import Batch, BatchPreparer, Lacking
 from paged_impl.block_manager import BlockManager
 from paged_impl.prefix_cache import Salt
-from paged_impl.scheduler import Limits, ScheduledRow, ScheduledStep, Scheduler
+from paged_impl.scheduler import Limits, ScheduledStep, Scheduler
 
 Name = Hashable
 
@@ -36,8 +36,7 @@ class Engine:
         step = self.scheduler.schedule()
         for name in step.admitted:
             self._new_lane(name)
-        for row in self.batches.behind(step.rows):
-            self._refresh(row)
+        self._refresh(self.batches.behind(step.rows))
         return step
 
     def batch(self, step: ScheduledStep) -> Batch:
@@ -60,11 +59,10 @@ class Engine:
         if self.batches.has(name):
             self.batches.remove(name)
 
-    def _refresh(self, row: ScheduledRow) -> None:
-        """The tokens and blocks that a row needs and its lane does not have yet."""
-        batches, name = self.batches, row.name
-        num_known, num_blocks = batches.num_tokens(name), batches.num_blocks(name)
-        if row.stop > num_known:
-            batches.add_tokens(name, self.scheduler.tokens(name)[num_known : row.stop])
-        if row.stop > num_blocks * batches.block_size:
-            batches.add_blocks(name, self.manager.table(name)[num_blocks:])
+    def _refresh(self, lacking: Lacking) -> None:
+        """The tokens and blocks that rows need and their lanes do not have yet."""
+        batches = self.batches
+        for row in lacking.tokens:
+            batches.add_tokens(row.name, self.scheduler.tokens(row.name)[batches.num_tokens(row.name) : row.stop])
+        if lacking.blocks:
+            batches.add_blocks(lacking, self.manager.new_blocks(lacking.blocks))

@@ -76,13 +76,32 @@ def test_rows_that_lack_tokens_or_blocks_are_named() -> None:
         preparer.set_table(name, [ord(name)])
     rows = [ScheduledRow("A", 2, 3, True), ScheduledRow("B", 1, 2, True)]
 
-    assert preparer.behind(rows) == rows[:1]
+    assert preparer.behind(rows)[:2] == (rows[:1], [("A", 1)])
     preparer.add_sampled([("A", 7)])
-    assert preparer.behind(rows) == rows[:1]
-    preparer.add_blocks("A", [4])
-    assert preparer.behind(rows) == []
+    assert preparer.behind(rows)[:2] == ([], [("A", 1)])
+    preparer.add_blocks(preparer.behind(rows), [[4]])
+    assert preparer.behind(rows)[:2] == ([], [])
     assert preparer.prepare(rows).input_ids.tolist() == [7, 2]
     assert preparer.prepare(rows).slot_mapping.tolist() == [8, 2 * ord("B") + 1]
+
+
+def test_many_tables_grow_at_once_each_by_its_own_blocks() -> None:
+    preparer = BatchPreparer(3, 16, 2)
+    tables = {"A": [5], "B": [9, 8], "C": []}
+    for name, table in tables.items():
+        preparer.add(name)
+        preparer.add_tokens(name, range(8))
+        preparer.set_table(name, table)
+    rows = [ScheduledRow(name, 7, 8, True) for name in "CAB"]
+    lacking = preparer.behind(rows)
+
+    assert lacking.blocks == [("C", 0), ("A", 1), ("B", 2)]
+    preparer.add_blocks(lacking, [[1, 2, 3, 4], [6, 7, 10], [11, 12]])
+    assert preparer.prepare(rows).block_tables.tolist() == [[1, 2, 3, 4], [5, 6, 7, 10], [9, 8, 11, 12]]
+    preparer.add_blocks(preparer.behind(rows), [])
+    with pytest.raises(ValueError, match="a table of 9 blocks"):
+        preparer.add_blocks(lacking, [[13], [14], [15, 16, 17, 18, 19, 20, 21]])
+    assert [preparer.num_blocks(name) for name in "ABC"] == [4, 4, 4]  # nothing was added to the others either
 
 
 def test_no_rows_give_empty_arrays() -> None:
