@@ -1,4 +1,7 @@
-"""A case as a bug report for the project concerned: straight calls on its own objects, nothing of pagefault in it."""
+"""A case as a bug report for the project concerned: straight calls on its own objects, nothing of pagefault in it.
+
+A target whose project's calls are not known here gets a report with the calls of its adapter (`issue_adapter`).
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fuzz.issue_adapter import adapter_issue, report_text
 from fuzz.issue_nano import nano_script
+from fuzz.whereabouts import check_level
 from properties.blocks import operations as ops
 from properties.case import Case
-from properties.contract import UsageError, clause
-from properties.report import steps_in_words
+from properties.contract import UsageError
 
 
 @dataclass
@@ -32,43 +36,27 @@ class Script:
 Renderer = Callable[[Script], None]
 
 
-def issue_of(case: Case) -> str:
-    """The text of a bug report. Raises `UsageError` for a target whose calls are not known here."""
+def issue_of(case: Case, target: str | None = None) -> str:
+    """The text of a bug report. `target` is the case's with an absolute path, where it has one.
+
+    Its script imports nothing but the project where the project's own calls are known here; else it calls the adapter.
+    Raises `UsageError` for a case whose steps have no meaning.
+    """
+    check_level(case)
     base = case.target.partition(":")[0]  # nano-vllm:PATH
     if base not in _RENDERERS:
-        known = ", ".join(_RENDERERS)
-        raise UsageError(
-            f"--as-issue knows the calls of {known}, not of {case.target!r}: use --as-test, which runs your adapter"
-        )
+        return adapter_issue(case, target or case.target)
     script = Script(case)
-    _RENDERERS[base](script)
-    versions = ", ".join(f"{name} {version}" for name, version in case.versions.items() if name != "pagefault")
-    return _REPORT.format(
-        title=_TITLES[base],
-        clause=clause(case.property).text,
-        steps="\n".join(steps_in_words(case.operations)),
-        message=case.message,
-        code="\n".join(script.lines),
-        versions=versions or "not recorded",
-    )
+    try:
+        _RENDERERS[base](script)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"a step has no meaning ({error!r}: not a live sequence): was the file edited? `pagefault repro` says which step"
+        ) from None
+    own = [f"{name} {version}" for name, version in case.versions.items() if name != "pagefault"]
+    words = "Reproducer (imports nothing but the project):"
+    return report_text(case, _TITLES[base], words, script.lines, own)
 
-
-_REPORT = """**{title}: "{clause}" does not hold**
-
-Steps, with block and slot numbers as reported (slot = block * block size + offset):
-
-{steps}
-
-What is wrong: {message}
-
-Reproducer (imports nothing but the project):
-
-```python
-{code}
-```
-
-Versions: {versions}
-"""
 
 _TITLES = {
     "torch-flex": "torch.nn.attention.experimental._paged_attention.PagedAttention",

@@ -11,21 +11,19 @@ from properties.case import Case
 from properties.contract import clause
 from properties.report import steps_in_words
 
-_TEMPLATE = '''"""{property} does not hold for {target}: {clause}.
+_TEMPLATE = '''"""{property} does not hold for {shown}: {clause}.
 
 {steps}
 
 {message}
 
-Run it with pytest. It fails while the fault is there. Written by `pagefault show --as-test`.
+Run it with pytest, from any folder. It fails while the fault is there. Written by `pagefault show --as-test`.
 """
 
 from {module} import {names}
+from properties.stand_alone import check_trace
 
-from properties.specs import spec_of
-from properties.targets import load
-from properties.trial import EVERYTHING, run_trace
-
+TARGET = {target!r}
 GEOMETRY = {geometry}
 OPERATIONS = [
 {operations}
@@ -33,22 +31,19 @@ OPERATIONS = [
 
 
 def test_{function}() -> None:
-    verdict = run_trace(spec_of({level!r}), load({target!r}).make, GEOMETRY, OPERATIONS, tolerate=EVERYTHING)
-
-    assert verdict.adapter is None, f"the adapter breaks its own protocol: {{verdict.adapter}}"
-    assert verdict.illegal == 0, "a step has no meaning any more: the target behaves otherwise"
-    assert not verdict.broke({property!r}), verdict.message({property!r})
+    check_trace({property!r}, target=TARGET, level={level!r}, geometry=GEOMETRY, operations=OPERATIONS)
 '''
 
 
-def test_of(case: Case) -> str:
-    """The text of a pytest file."""
+def as_test(case: Case, target: str) -> str:
+    """The text of a pytest file. `target` is the case's with an absolute path, where it has one."""
     names = sorted(set().union(*(_names_in(part) for part in (case.geometry, *case.operations))))
     return _TEMPLATE.format(
         property=case.property,
-        target=case.target,
+        shown=_safe(case.target),
+        target=target,
         clause=clause(case.property).text,
-        steps="\n".join(steps_in_words(case.operations)),
+        steps=_safe("\n".join(steps_in_words(case.operations))),
         message=_safe(case.message),
         module=type(case.geometry).__module__,
         names=", ".join(names),

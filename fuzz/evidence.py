@@ -96,7 +96,9 @@ def minimised(case: Case, device: str, limit_s: float, seconds: float) -> Case:
         confirmed = child.ask(worker, command, ANSWER_S + 6 * limit_s)
         if isinstance(confirmed, messages.Confirmed) and confirmed.how == "failed":
             return _minimise(worker, case, limit_s, seconds)[1]
-        what = getattr(confirmed, "detail", None) or getattr(confirmed, "message", "")
+        if isinstance(confirmed, messages.Unusable):
+            raise UsageError(confirmed.message)
+        what = getattr(confirmed, "detail", "")
         raise UsageError(f"the case does not break {case.property} on {case.target} here ({what}): nothing to minimise")
     except child.Ended as how:
         raise UsageError(f"{case.target}: {how}") from None

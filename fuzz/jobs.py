@@ -10,6 +10,8 @@ import msgspec
 
 from fuzz import messages
 from fuzz.isolate import BEAT, Emit, Ended, in_fork
+from fuzz.making import MUST_RETURN, signs_of_life
+from properties.blame import clean, last_lines, said
 from properties.case import Case, decode
 from properties.contract import UsageError
 from properties.drive import drive
@@ -31,13 +33,13 @@ TRIES = 4
 def perform(target: Target, command: messages.Command) -> messages.Message:
     """Do one job. Raises `UsageError`."""
     if isinstance(command, messages.Replay):
-        return replay(target, _case(command.case), call_limit(spec_of(target.level), command.limit_s))
+        return replay(target, _case(target, command.case), call_limit(spec_of(target.level), command.limit_s))
     if isinstance(command, messages.Confirm):
-        return confirm(target, _case(command.case), command)
+        return confirm(target, _case(target, command.case), command)
     if isinstance(command, messages.Minimise):
         from fuzz.shrinking import Minimiser
 
-        return Minimiser(target, _case(command.case), command).run()
+        return Minimiser(target, _case(target, command.case), command).run()
     if isinstance(command, messages.Make):
         return make(target, command.limit_s)
     if isinstance(command, messages.CheckTarget):
@@ -52,8 +54,15 @@ def call_limit(spec: LevelSpec, limit_s: float) -> float:
     return max(limit_s, spec.limit_s or 0.0)
 
 
-def _case(text: str) -> Case:
-    return decode(text.encode())
+def _case(target: Target, text: str) -> Case:
+    """The case of a command. Raises `UsageError` where it is of another level than the target."""
+    case = decode(text.encode())
+    if case.level != target.level:
+        raise UsageError(
+            f"the case is of level {case.level}, and {target.name} is a target of level {target.level}: name a "
+            f"{case.level} target with --target"
+        )
+    return case
 
 
 def make(target: Target, limit_s: float) -> messages.Made:
@@ -61,15 +70,17 @@ def make(target: Target, limit_s: float) -> messages.Made:
 
     def work(emit: Emit) -> None:
         try:
-            target.make()
+            with signs_of_life(lambda: emit(BEAT)):
+                target.make()
             emit(b" ")
-        except Exception as error:
-            plain = isinstance(error, UsageError)
-            emit((str(error) if plain else f"{MADE_WRONG} raised {type(error).__name__}: {error}").encode())
+        except UsageError as error:
+            emit(clean(str(error), 2000).encode())
+        except BaseException as error:
+            emit(f"{MADE_WRONG} raised {said(error)} ({last_lines(error)})".encode())
 
     ended = in_fork(work, limit_s=limit_s)
     if ended.failed:
-        return messages.Made(problem=f"{MADE_WRONG}: {ended.died or f'it did not end within {limit_s:g} s'}")
+        return messages.Made(problem=f"{MADE_WRONG}: {ended.died or f'it did not return within {limit_s:g} s'}")
     return messages.Made(problem=ended.frames[-1].decode(errors="replace").strip())
 
 
@@ -83,6 +94,8 @@ def replay(target: Target, case: Case, limit_s: float) -> messages.Judged:
     step = min(ended.beats, len(case.operations))
     if ended.failed:
         how = ended.died or f"it did not return within {limit_s:g} s"
+        if not step:
+            return messages.Judged(adapter=f"before the first operation: {how}. Remedy: {MUST_RETURN}")
         return messages.Judged(died=how, step=step)
     return msgspec.json.decode(ended.frames[-1], type=messages.Judged)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fuzz import child, messages
 from fuzz.jobs import CRASH, TRIES
+from fuzz.whereabouts import located
 from properties.case import Case, encode, read
 from properties.contract import UsageError
 from properties.specs import spec_of
@@ -44,15 +45,15 @@ class Replayer:
         """Replay the case in a file. Never fails: what is wrong is in the answer."""
         try:
             case = read(Path(path))
-            if self.target is not None:
-                case.target = self.target
+            name = case.target if self.target is None else self.target
+            case.target = located(name, Path(path)) if self.target is None else name
         except UsageError as error:
             return Replayed(path, "ERROR", str(error))
         try:
             status, detail, step = self._judge(case)
         except (UsageError, child.Ended) as error:
             status, detail, step = "ERROR", str(error), 0
-        return Replayed(path, status, detail, case.target, case.property, step)
+        return Replayed(path, status, detail, name, case.property, step)
 
     def _judge(self, case: Case) -> tuple[str, str, int]:
         spec_of(case.level)

@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from fuzz import values
 from fuzz.evidence import minimised
 from fuzz.output import Json, emit, note
 from fuzz.story import tell
+from fuzz.whereabouts import located
 from properties.case import Case, fingerprint, read, write
 from properties.contract import UsageError
 
 
 def command(
     case: Annotated[str, typer.Argument(help="A case file.", metavar="CASE")],
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="Target to use instead of the one named in the case.")
+    ] = None,
     time: Annotated[str, typer.Option(help="How long to search at most.")] = "60s",
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
     call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
     json_: Json = False,
 ) -> int:
-    """Write the smallest case found beside the case, as NAME.min.json."""
+    """Write the smallest case found beside the case, as NAME.min.json; nothing where none is smaller."""
     device = values.choice(device, "--device", ("cpu", "cuda"))
     limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
     budget_s = values.seconds(time, "--time", longest_s=24 * 3600.0)
     path = values.existing_file(case, "CASE")
     old = read(path)
-    new = minimised(old, device, limit_s, budget_s)
-    beside = path.with_name(path.name.removesuffix(".json").removesuffix(".min") + ".min.json")
+    name = old.target if target is None else target
+    new = minimised(_aimed(old, located(name, path) if target is None else name), device, limit_s, budget_s)
+    new = _aimed(new, name)
+    smaller = (new.geometry, new.operations) != (old.geometry, old.operations)
+    beside = path.with_name(path.name.removesuffix(".json").removesuffix(".min") + ".min.json") if smaller else path
+    if smaller:
+        _write(new, beside)
+        note(f"{_size(old)} before, {_size(new)} now")
+        last = f"case: {beside}"
+    else:
+        last = f"it is as small as can be found: {_size(old)}. Nothing was written; the case is {path}"
+    result = {"path": str(beside), "steps_before": len(old.operations), "steps": len(new.operations)}
+    result |= {"smaller": smaller, "fingerprint": fingerprint(new)}
+    emit(result, as_json=json_, text=f"{tell(new, replay=f'pagefault repro {beside}')}\n\n{last}")
+    return 0
+
+
+def _aimed(case: Case, target: str) -> Case:
+    return Case(**{**msgspec.structs.asdict(case), "target": target})
+
+
+def _write(case: Case, path: Path) -> None:
     try:
-        write(new, beside)
+        write(case, path)
     except OSError as error:
         raise UsageError(
-            f"cannot write {beside}: {error.strerror}. Copy the case to a folder that you may write"
+            f"cannot write {path}: {error.strerror}. Copy the case to a folder that you may write"
         ) from None
-    note(f"{_size(old)} before, {_size(new)} now")
-    result = {"path": str(beside), "steps_before": len(old.operations), "steps": len(new.operations)}
-    result["fingerprint"] = fingerprint(new)
-    emit(result, as_json=json_, text=f"{tell(new, replay=f'pagefault repro {beside}')}\n\ncase: {beside}")
-    return 0
 
 
 def _size(case: Case) -> str:

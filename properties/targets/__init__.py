@@ -161,8 +161,10 @@ def _object(where: str, name: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except AttributeError:
-        public = ", ".join(n for n in vars(module) if not n.startswith("_"))
-        raise UsageError(f"target {name!r}: {module_name} has no {attribute!r}; it has {public:.200}") from None
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        near = get_close_matches(attribute, own, n=3) or [n for n in own if not n.startswith("_")]
+        remedy = f"near it: {', '.join(near):.200}" if near else "it defines no class or function"
+        raise UsageError(f"target {name!r}: {module_name} has no {attribute!r}; {remedy}") from None
     return found
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from fuzz.as_test import test_of as text_of_test
+from fuzz.as_test import as_test
 from properties.attention.cases import (
     AttentionCase,
     AttentionSetting,
@@ -167,7 +167,7 @@ def test_a_finding_as_a_pytest_file_fails_for_the_broken_target_and_passes_for_t
             operations=(BATCH,),
         )
         names: dict[str, object] = {}
-        exec(compile(text_of_test(case), "shown.py", "exec"), names)
+        exec(compile(as_test(case, case.target), "shown.py", "exec"), names)
         test = names["test_read_1"]
         assert callable(test)
         if fails:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,8 +13,13 @@ from typing import Any
 
 import pytest
 
+from fuzz.as_issue import issue_of
+from properties.blocks.operations import Admit, Append, Geometry
 from properties.case import fingerprint, read
-from tests.fuzz.helpers import Finished, bad, environment, pagefault
+from properties.contract import AdapterError, UsageError
+from properties.judging import CORPUS
+from properties.stand_alone import check_trace
+from tests.fuzz.helpers import BAD, Finished, bad, environment, pagefault
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -196,11 +202,153 @@ def test_as_test_is_a_file_that_fails_while_the_fault_is_there(
     assert "block 0 has a stored reference count of 1, but 0 sequences hold it" in done.stdout
 
 
-def test_as_issue_of_a_stranger_says_what_to_use_instead(leaky_case: Path, tmp_path: Path) -> None:
-    done = pagefault("show", leaky_case, "--as-issue", cwd=tmp_path)
+def test_as_test_needs_no_more_than_its_own_file(leaky_case: Path, tmp_path: Path) -> None:
+    """The case names its adapter by a relative path, the test runs elsewhere, in a fresh process, by public functions."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    findings = project / "pagefault-out" / "run" / "findings"
+    for folder in (findings, elsewhere):
+        folder.mkdir(parents=True)
+    shutil.copy(BAD, project / "mine.py")
+    case = _edited(leaky_case, findings / "c.json", lambda fields: fields.update(target="mine.py:Leaky"))
+    done = pagefault("show", case, "--as-test", cwd=elsewhere)
+    (elsewhere / "test_it.py").write_text(done.out)
+    imports = [line for line in done.out.splitlines() if line.startswith(("from", "import"))]
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", elsewhere, elsewhere]
+    ran = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+
+    assert done.err == ""
+    assert f"TARGET = '{project / 'mine.py'}:Leaky'" in done.out
+    assert imports[-1] == "from properties.stand_alone import check_trace"
+    assert len(imports) == 2, imports
+    assert "1 failed" in ran.stdout, ran.stdout
+    assert "REF_1: block 0 has a stored reference count" in ran.stdout
+    again = pagefault("repro", case, "--json", cwd=elsewhere)
+    assert (again.code, again.json[0]["status"], again.json[0]["target"]) == (1, "FAILED", "mine.py:Leaky")
+
+
+def test_as_test_says_what_it_could_not_find(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(target="gone.py:Leaky"))
+    done = pagefault("show", path, "--as-test", cwd=tmp_path)
+
+    assert done.code == 0
+    assert "gone.py was not found from here: put its path into TARGET" in done.err
+
+
+def test_a_stand_alone_trace_says_what_is_not_the_fault() -> None:
+    geometry = Geometry(block_size=1, num_blocks=1)
+    trace = [Admit("A", (0, 0)), Append("A", (0,))]
+    with pytest.raises(UsageError, match="1 of 2 steps have no meaning on ours any more: it behaves otherwise now"):
+        check_trace("REF-1", target="ours", level="blocks", geometry=geometry, operations=trace)
+    with pytest.raises(UsageError, match="target ours is of level blocks, the trace of level engine"):
+        check_trace("REF-1", target="ours", level="engine", geometry=geometry, operations=trace)
+    with pytest.raises(AdapterError, match="slots"):
+        check_trace("REF-1", target=bad("Lacks"), level="blocks", geometry=geometry, operations=trace)
+
+
+def test_minimize_says_that_a_case_is_as_small_as_can_be(leaky_case: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(leaky_case, tmp_path / "c.json"))
+    before = path.read_bytes()
+    done = pagefault("minimize", path, cwd=tmp_path)
+
+    assert done.code == 0, done.err
+    words = f"it is as small as can be found: {_steps(leaky_case)} steps with "
+    assert words in done.out
+    assert f"Nothing was written; the case is {path}" in done.out
+    assert [file.name for file in tmp_path.iterdir()] == ["c.json"]
+    assert path.read_bytes() == before
+
+
+def test_a_case_can_be_aimed_at_another_target(leaky_case: Path, tmp_path: Path) -> None:
+    """Its target may have moved, or have another name by now."""
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(target="gone.py:Target"))
+    gone = pagefault("minimize", path, cwd=tmp_path)
+    smaller = pagefault("minimize", path, "-t", bad("Leaky"), "--json", cwd=tmp_path)
+    shown = pagefault("show", path, "-t", bad("Leaky"), "--json", cwd=tmp_path)
+
+    assert gone.code == 2
+    assert "no such file" in gone.err
+    assert smaller.code == 0, smaller.err
+    assert smaller.json["steps"] == _steps(leaky_case)
+    assert shown.json["target"] == bad("Leaky")
+
+
+@pytest.mark.parametrize("command", ["repro", "minimize", "show"])
+def test_a_target_of_another_level_is_no_finding(command: str, leaky_case: Path, tmp_path: Path) -> None:
+    """Once it was: the process that judged it failed, which looked like a crash of the target."""
+    case = Path(shutil.copy(leaky_case, tmp_path / "c.json"))
+    done = pagefault(command, case, "-t", "ours-engine", cwd=tmp_path)
 
     assert done.code == 2
-    assert "use --as-test, which runs your adapter" in done.err
+    words = (
+        "the case is of level blocks, and ours-engine is a target of level engine: name a blocks target with --target"
+    )
+    assert words in done.out + done.err
+
+
+def test_a_class_that_was_renamed_is_named(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(target=bad("Leakyy")))
+    done = pagefault("repro", path, cwd=tmp_path)
+
+    assert done.code == 2
+    assert f"{BAD} has no 'Leakyy'; near it: Leaky" in done.out
+
+
+def test_as_issue_of_a_stranger_calls_its_adapter(leaky_case: Path, tmp_path: Path) -> None:
+    """Plain calls that run from anywhere, with what was expected and seen, and the versions."""
+    report = pagefault("show", leaky_case, "--as-issue", cwd=tmp_path)
+    script = report.out.split("```python\n")[1].split("```")[0]
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert report.code == 0
+    assert "Expected: a stored reference count equals the holders derived from the tables" in report.out
+    assert "Seen: block 0 has a stored reference count of 1, but 0 sequences hold it" in report.out
+    assert f"plain calls of the adapter {bad('Leaky')}" in report.out
+    assert "Versions: python 3." in report.out
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert f"{_steps(leaky_case)}  free" in ran.stdout
+    assert "print('    cached tokens:', target.admit('A', [0]))" in script
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ALLOC-5-a-hidden-leak",
+        "COW-1-no-copy-on-write",
+        "SWAP-1-swaps-in-backwards",
+        "BATCH-4-stale-table-row",
+        "LIVE-1-preempted-requests-are-lost",
+        "PREEMPT-1-preempted-requests-are-prefilled-from-their-prompt",
+    ],
+)
+def test_as_issue_runs_for_every_operation(name: str, tmp_path: Path) -> None:
+    """The shipped traces, on our own targets, which raise nothing on them."""
+    text = issue_of(read(CORPUS / f"{name}.json"))
+    script = text.split("```python\n")[1].split("```")[0]
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "slots of A: [" in ran.stdout
+
+
+def test_as_issue_of_tensors_brings_the_test_along() -> None:
+    text = issue_of(read(CORPUS / "READ-1-cache-identity-table.json"))
+
+    assert "check_trace('READ-1', target=TARGET, level='cache'" in text
+
+
+def test_as_issue_of_an_edited_case_says_so(tmp_path: Path) -> None:
+    head = {"format": "pagefault case", "version": 1, "level": "blocks", "target": "mini-vllm", "property": "REF-1"}
+    operations = [{"op": "append", "name": "A", "tokens": [0]}]
+    body = {"message": "", "geometry": {"block_size": 1, "num_blocks": 1}, "operations": operations}
+    (tmp_path / "c.json").write_text(json.dumps({**head, **body}))
+    done = pagefault("show", "c.json", "--as-issue", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "a step has no meaning" in done.err
 
 
 def _issue_script(case: dict[str, Any], tmp_path: Path, prelude: str = "") -> subprocess.CompletedProcess[str]:
