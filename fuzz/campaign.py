@@ -17,15 +17,17 @@ from fuzz.campaign_state import Options, TargetRun, Worker
 from fuzz.child import READY_LIMIT_S, Child
 from fuzz.evidence import Suspect
 from fuzz.examiners import Examiners
-from fuzz.filing import Filing
+from fuzz.filing import KILLED, OUTSIDE, Filing
 from fuzz.folder import DiskError, Folder
 from fuzz.jobs import CRASH, crash_message
 from fuzz.loop import safe_name
+from fuzz.making import MUST_RETURN
 from fuzz.values import LONGEST_S
 from properties.case import Case, encode, read
 from properties.contract import UsageError
 from properties.ledger import Ledger
 from properties.specs import spec_of
+from properties.targets import BUILTIN, WITH_PATH
 
 SLICE_S = 1.0
 """Seconds of a slice: how soon one worker hears what another has found."""
@@ -197,6 +199,11 @@ class Campaign:
             self._hear(worker)
             if worker.busy and not worker.reruns:
                 worker.run.tally.give_back(max(worker.next, worker.busy[0]), worker.busy[1])
+            if worker.child.ready is None and worker.child.making is not None:
+                seconds = time.monotonic() - worker.child.making_at
+                worker.run.reason = (
+                    f"making the adapter: it did not return within the {seconds:.1f} s that were left for it"
+                )
             self._drop(worker)
 
     def _hear(self, worker: Worker) -> None:
@@ -265,10 +272,18 @@ class Campaign:
             if (worker.slot, worker.run.name) in self.workers:
                 self._dead(worker, how or "the process ended by itself", -(worker.child.process.returncode or 0))
         elif worker.child.ready is None:
-            if time.monotonic() - worker.child.started > READY_LIMIT_S:
-                self._dead(worker, f"it was not ready within {READY_LIMIT_S:g} s", 0)
+            limit_s, since = self._patience(worker)
+            if time.monotonic() - since > limit_s:
+                self._dead(worker, f"it did not return within {limit_s:g} s", 0)
         elif worker.busy is not None and worker.child.silent_s(worker.journal) > worker.run.limit_s:
             self._dead(worker, f"it did not return within {worker.run.limit_s:g} s", 0)
+
+    def _patience(self, worker: Worker) -> tuple[float, float]:
+        """How long a target may be imported, or its adapter be made, and since when that goes on."""
+        child, ours = worker.child, {*BUILTIN, *WITH_PATH}
+        if child.making is None or worker.run.name.partition(":")[0] in ours:
+            return READY_LIMIT_S, child.started
+        return max(worker.run.limit_s, child.making.limit_s), child.making_at
 
     def _dead(self, worker: Worker, how: str, signal: int) -> None:
         run, words = worker.run, worker.child.last_words()
@@ -277,6 +292,9 @@ class Campaign:
         run.tally.restarts += 1
         run.deaths += 1
         self.folder.event("worker-died", target=run.name, how=how, output=words[-1000:])
+        if not ready and worker.child.making is not None:
+            self._start_failed(run, "making the adapter", how, signal)
+            return
         if not ready or run.deaths > MOST_DEATHS:
             run.state = "adapter" if ready else "failed"
             run.reason = f"{how} {f'{run.deaths} times in a row' if ready else 'while it was imported'}. Mend it first"
@@ -289,17 +307,27 @@ class Campaign:
         if tail is None:
             return
         if tail.geometry is None:
-            self._constructor_died(run, how)
+            self._start_failed(run, "making the adapter", how, signal)
+        elif not tail.operations:
+            self._start_failed(run, f"open({tail.geometry}), or the first look at its pool", how, signal)
         else:
             run.tally.cases += 1
             run.tally.operations += len(tail.operations)
             self._suspect_death(run, tail, how, signal)
 
-    def _constructor_died(self, run: TargetRun, how: str) -> None:
-        run.constructor_deaths += 1
-        if run.constructor_deaths < 3:
-            return  # once may be the system's doing
-        self.filing.adapter(run, f"making the adapter: {how}", "its constructor must return")
+    def _start_failed(self, run: TargetRun, call: str, how: str, signal: int) -> None:
+        """The target died or hung before it was asked to do anything: that is its adapter's fault.
+
+        Once may be the system's doing, where memory ran out or the machine was asleep.
+        """
+        run.start_deaths += 1
+        worked = bool(run.tally.operations)
+        if (run.start_deaths < 3 and signal in KILLED) or (run.start_deaths < 2 and signal in OUTSIDE and worked):
+            run.hung = "" if signal in KILLED else f"{call}: {how}"
+            return
+        self.filing.adapter(run, f"{call}: {how}", f"{MUST_RETURN} (--call-limit: how long it may take)")
+        for other in [other for other in self.workers.values() if other.run is run]:
+            self._drop(other)
 
     def _suspect_death(self, run: TargetRun, tail: journal.Tail, how: str, signal: int) -> None:
         id = CRASH

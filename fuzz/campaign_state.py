@@ -52,7 +52,9 @@ class TargetRun:
     rerun: bool = False
     limit_s: float = 10.0
     deaths: int = 0
-    constructor_deaths: int = 0
+    start_deaths: int = 0
+    hung: str = ""
+    """What did not return, where that may have been the machine's doing: no clean verdict, and no fault either."""
 
     @property
     def going(self) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
+import mmap
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +16,16 @@ import xxhash
 
 from fuzz import messages
 from fuzz.check_static import Problem, static_problems
-from fuzz.isolate import BEAT, Emit, in_fork
+from fuzz.isolate import BEAT, Emit, Ended, in_fork
+from fuzz.jobs import MADE_WRONG, NO_LIMIT_S
+from fuzz.making import signs_of_life
 from fuzz.seeds import case_seed
-from properties.contract import CLAUSES, UsageError
+from properties.contract import CLAUSES
 from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.specs import spec_of
 from properties.targets import Target
-from properties.trial import EVERYTHING
+from properties.trial import EVERYTHING, Verdict
 
 NUM_REPEATED = 40
 """Traces that are run three times; what depends on time, chance or hash order shows in the first few."""
@@ -31,29 +37,64 @@ _OPENS = "build a new implementation in open(), and reset its class-level global
 def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
     """Check an adapter. What is wrong with the implementation behind it is left to `pagefault run`."""
     spec = spec_of(target.level)
-    static = _in_fork(lambda emit: _static(target, spec, emit), command.limit_s, "making the adapter")
+    where = Whereabouts()
+    imported: list[str] = []
+    static = _in_fork(lambda emit: _static(target, spec, emit), command.limit_s, where, imported)
     if static.problems:
         return static
-    target.make()  # what it imports is there in every fork: seconds each for torch or transformers
-    use = _in_fork(lambda emit: _use(target, spec, command.seconds, emit), command.limit_s, "a call")
+    _import(imported)
+    use = _in_fork(lambda emit: _use(target, spec, command.seconds, where, emit), command.limit_s, where)
     if not use.notes:  # it did not come to its end: what follows would only say the same
         return messages.Checked(problems=use.problems, notes=static.notes)
-    repeated = _repeat(target, spec, command.limit_s)
+    repeated = _repeat(target, spec, command.limit_s, where)
     problems = (*repeated.problems, *use.problems)  # an answer that changes explains the rest
     return messages.Checked(problems=problems, notes=(*static.notes, *use.notes, *repeated.notes))
 
 
-def _in_fork(work: Callable[[Emit], None], limit_s: float, what: str) -> messages.Checked:
+class Whereabouts:
+    """What a fork is about to call, in memory that outlives it."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 512)
+        self.say(MADE_WRONG)
+
+    def say(self, call: str) -> None:
+        """Note the next call."""
+        text = call.encode(errors="replace")[:510]
+        self._shared[: len(text) + 1] = text + b"\0"
+
+    def read(self) -> str:
+        """The call that was noted last."""
+        return self._shared[:].partition(b"\0")[0].decode(errors="replace")
+
+
+def _in_fork(
+    work: Callable[[Emit], None], limit_s: float, where: Whereabouts, imported: list[str] | None = None
+) -> messages.Checked:
     ended = in_fork(work, limit_s=limit_s)
-    if ended.hung:
-        return _one(f"{what} did not return within {limit_s:g} s", "no call of an adapter may wait for anything")
-    if ended.died:
-        return _one(f"{what}: {ended.died}", "an adapter must not end the process; see its output below")
+    failed = _failed(ended, limit_s, where)
+    if failed:
+        return messages.Checked(problems=failed)
+    if imported is not None:
+        imported += msgspec.json.decode(ended.frames[0], type=list[str])
     return msgspec.json.decode(ended.frames[-1], type=messages.Checked)
 
 
-def _one(problem: str, remedy: str) -> messages.Checked:
-    return messages.Checked(problems=((problem, remedy),))
+def _failed(ended: Ended, limit_s: float, where: Whereabouts) -> tuple[Problem, ...]:
+    call = where.read()
+    if ended.hung:
+        what = f"{call}: it did not return within {limit_s:g} s"
+        return ((what, "no call of an adapter may wait for anything (--call-limit: how long one may take)"),)
+    if ended.died:
+        return ((f"{call}: {ended.died}", "an adapter must not end the process; see its output below"),)
+    return ()
+
+
+def _import(names: list[str]) -> None:
+    """What making the adapter imports is there in every fork then: seconds each for torch or transformers."""
+    for name in names:
+        with contextlib.suppress(Exception, SystemExit):  # a module that cannot be had by its name, or not twice
+            importlib.import_module(name)
 
 
 def _answer(emit: Emit, problems: list[Problem], notes: list[str] | None = None) -> None:
@@ -64,15 +105,10 @@ def _answer(emit: Emit, problems: list[Problem], notes: list[str] | None = None)
 
 
 def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
-    try:
-        adapter = target.make()
-    except UsageError as error:
-        _answer(emit, [(str(error), "install what is missing")])
-        return
-    except Exception as error:
-        what = f"making the adapter raised {type(error).__name__}: {error}"
-        _answer(emit, [(what, "its constructor takes no arguments and must not fail")])
-        return
+    before = set(sys.modules)
+    with signs_of_life(lambda: emit(BEAT)):
+        adapter = target.make()  # which was seen to work
+    emit(msgspec.json.encode([name for name in sys.modules if name not in before]))
     problems = static_problems(adapter) if spec.level in ("blocks", "engine") else []
     offers = ", ".join(sorted(spec.offered(adapter))) or "none"
     _answer(emit, problems, [f"optional methods: {offers}"])
@@ -81,7 +117,7 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
 # ---- legal use -----------------------------------------------------------------------------------------------------
 
 
-def _use(target: Target, spec: LevelSpec, seconds: float, emit: Emit) -> None:
+def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, emit: Emit) -> None:
     """Cases as a campaign draws them: protocol, refusals, promises, coverage, speed."""
     started, operations, number = time.monotonic(), 0, 0
     judged: dict[str, int] = {}
@@ -90,7 +126,7 @@ def _use(target: Target, spec: LevelSpec, seconds: float, emit: Emit) -> None:
     while time.monotonic() - started < seconds or number < 3:
         seed = case_seed(0, target.name, number)
         number += 1
-        _, verdict = drive(spec, target.make, seed, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
+        _, verdict = _driven(spec, target.make, seed, where, emit)
         for breach in verdict.breaches:
             broken.setdefault(breach.property, (breach.message, number))
         if verdict.adapter is not None and not verdict.breaches:
@@ -113,6 +149,25 @@ def _use(target: Target, spec: LevelSpec, seconds: float, emit: Emit) -> None:
             f"that is slow: below {SLOW_PER_S:g} a campaign reaches little; is something rebuilt in every call?"
         )
     _answer(emit, problems, notes)
+
+
+def _driven(spec: LevelSpec, make: Callable[[], Any], seed: int, where: Whereabouts, emit: Emit) -> tuple[Any, Verdict]:
+    """A case, with each call noted and a beat before it."""
+
+    def next_call(call: str) -> None:
+        where.say(call)
+        emit(BEAT)
+
+    next_call(MADE_WRONG)
+    return drive(
+        spec,
+        make,
+        seed,
+        tolerate=EVERYTHING,
+        opened=lambda geometry: next_call(f"open({geometry}), or the first look at its pool"),
+        before=lambda op: next_call(f"{op.kind} of {getattr(op, 'name', 'everything')}"),
+        limit_s=NO_LIMIT_S,
+    )
 
 
 def _declarations(
@@ -158,14 +213,15 @@ def _broken_notes(broken: dict[str, tuple[str, int]]) -> list[str]:
 # ---- twice the same ------------------------------------------------------------------------------------------------
 
 
-def _repeat(target: Target, spec: LevelSpec, limit_s: float) -> messages.Checked:
+def _repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts) -> messages.Checked:
     """The same traces twice, one behind the other on one adapter object, and each in a process of its own."""
     seeds = [case_seed(1, target.name, number) for number in range(NUM_REPEATED)]
-    together = [_digests(target, spec, seeds, limit_s) for _ in range(2)]
-    alone = [_digests(target, spec, [seed], limit_s) for seed in seeds]
-    if None in (*together, *alone):
-        return _one("a call ended or hung the process the second time", "an adapter must not end the process")
-    pairs = zip(together[0] or [], together[1] or [], [digest for run in alone for digest in run or []], strict=True)
+    together = [_digests(target, spec, seeds, limit_s, where) for _ in range(2)]
+    alone = [_digests(target, spec, [seed], limit_s, where) for seed in seeds]
+    failed = next((run for run in (*together, *alone) if isinstance(run, tuple)), None)
+    if failed is not None:
+        return messages.Checked(problems=failed)
+    pairs = zip(together[0], together[1], [digest for run in alone for digest in run], strict=True)
     problems: list[Problem] = []
     for number, (first, second, fresh) in enumerate(pairs, 1):
         if first != second:
@@ -181,19 +237,22 @@ def _repeat(target: Target, spec: LevelSpec, limit_s: float) -> messages.Checked
     )
 
 
-def _digests(target: Target, spec: LevelSpec, seeds: list[int], limit_s: float) -> list[str] | None:
-    """A digest of the answers of each trace, run one behind the other in one fork; None where that died."""
+def _digests(
+    target: Target, spec: LevelSpec, seeds: list[int], limit_s: float, where: Whereabouts
+) -> list[str] | tuple[Problem, ...]:
+    """A digest of the answers of each trace, run one behind the other in one fork; problems where that died."""
 
     def work(emit: Emit) -> None:
+        where.say(MADE_WRONG)
         shared, found = target.make(), []
         for seed in seeds:
             watch = _Answers(spec)
-            drive(watch.spec, lambda: shared, seed, tolerate=EVERYTHING, before=lambda op: emit(BEAT))
+            _driven(watch.spec, lambda: shared, seed, where, emit)
             found.append(watch.digest())
         emit(msgspec.json.encode(found))
 
     ended = in_fork(work, limit_s=limit_s)
-    return None if ended.failed else msgspec.json.decode(ended.frames[-1], type=list[str])
+    return _failed(ended, limit_s, where) or msgspec.json.decode(ended.frames[-1], type=list[str])
 
 
 class _Answers:

@@ -50,6 +50,8 @@ class Child:
         self.deaf = False
         self.started = time.monotonic()
         self.ready: messages.Ready | None = None
+        self.making: messages.Making | None = None
+        self.making_at = self.started
         self._seen: tuple[int, bytes] = (-1, b"")
         self._seen_at = self.started
 
@@ -76,6 +78,9 @@ class Child:
                 continue  # the target wrote into a pipe that is not its own
             if isinstance(reply, messages.Ready):
                 self.ready = reply
+            elif isinstance(reply, messages.Making):
+                self.making, self.making_at = reply, time.monotonic()
+                continue
             yield reply
 
     def drain_output(self) -> bool:
@@ -200,10 +205,13 @@ def start(target: str, device: str = "cpu") -> Child:
     return child
 
 
-def try_to_make(child: Child) -> str:
-    """Why the target's adapter cannot be made; "" if it can. In a fork of the child, which stays as it is."""
+def try_to_make(child: Child, limit_s: float = READY_LIMIT_S) -> str:
+    """Why the target's adapter cannot be made; "" if it can. In a fork of the child, which stays as it is.
+
+    It may take `limit_s` beside what it imports, and READY_LIMIT_S with that.
+    """
     try:
-        reply = ask(child, messages.Make(limit_s=READY_LIMIT_S), READY_LIMIT_S + 10)
+        reply = ask(child, messages.Make(limit_s=limit_s), READY_LIMIT_S + limit_s)
     except Ended as how:
         return str(how)
     return reply.problem if isinstance(reply, messages.Made) else getattr(reply, "message", "")

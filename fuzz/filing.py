@@ -16,7 +16,9 @@ from fuzz.versions import version_under_test
 from properties.case import Case, encode, fingerprint, write
 from properties.ledger import Ledger
 
-OUTSIDE = (0, 9, 15)
+KILLED = (9, 15)
+"""SIGKILL and SIGTERM: somebody ended the process, or memory ran out."""
+OUTSIDE = (0, *KILLED)
 """A hang that does not come back (a machine that was busy or asleep), SIGKILL, SIGTERM: not the target's doing."""
 LEAST_LIMIT_S = 1.0
 """Once a hang is on file, later ones may cost a fifth of the limit, but no less than this."""

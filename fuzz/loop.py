@@ -36,7 +36,7 @@ class OutOfTime(Exception):
 
 
 class Loop:
-    """One worker on one target. `say` sends a message to the supervisor.
+    """One worker on one target. `say` sends a message to the supervisor; `adapter` is a first one, for what it declares.
 
     `fragile` says that a crash may spoil the process (a GPU after a device assert): it then asks for a fresh one.
     """
@@ -50,17 +50,17 @@ class Loop:
         journal: Path,
         saved: Path,
         seed: int,
+        adapter: Any,
         fragile: bool = False,
     ) -> None:
         self.target, self.spec, self.say, self.seed, self.fragile = target, spec, say, seed, fragile
         self.pending, self.corpus = campaign / "pending", saved
-        adapter = self.make()
         self.versions = versions.versions_of(target.name, adapter)
         if spec.level in ("blocks", "engine"):
             problem = declaration_problem(adapter)
             if problem is not None:
                 raise AdapterError(*problem)
-        self.capabilities = getattr(adapter, "capabilities", None)
+        self.capabilities = adapter.capabilities
         self.offers = spec.offered(adapter)
         self.journal = Journal(journal)
         self.preceding: deque[tuple[int, int]] = deque(maxlen=PRECEDING)
@@ -69,9 +69,7 @@ class Loop:
         self._reset()
 
     def ready(self) -> messages.Ready:
-        """What a campaign on this target must reach. An adapter without capabilities is found out by its first case."""
-        if self.capabilities is None:
-            return messages.Ready(level=self.spec.level, versions=self.versions)
+        """What a campaign on this target must reach."""
         marks = self.spec.marks(self.capabilities, self.offers)
         self.unseen = corpus.missing_marks(corpus.saved(self.corpus), sorted(marks))
         return messages.Ready(
@@ -82,16 +80,6 @@ class Loop:
             limit_s=self.spec.limit_s or 0.0,
             offers=tuple(sorted(self.offers)),
         )
-
-    def make(self) -> Any:
-        """A fresh adapter. Raises `AdapterError` where that fails."""
-        try:
-            return self.target.make()
-        except (AdapterError, Unavailable):
-            raise
-        except Exception as error:
-            what = f"making the adapter raised {type(error).__name__}: {error}"
-            raise AdapterError(what, "its constructor takes no arguments and must not fail") from error
 
     def obey(self, command: messages.Command) -> None:
         """Run a slice of cases, or saved traces. Raises `OSError` where the journal cannot be written."""
@@ -137,7 +125,7 @@ class Loop:
     def _drive(self, seed: int) -> tuple[Any, Verdict]:
         return drive(
             self.spec,
-            self.make,
+            self.target.make,
             seed,
             num_steps=num_steps(seed),
             tolerate=self.tolerate,
@@ -167,7 +155,7 @@ class Loop:
         geometry, operations = trace
         verdict = run_trace(
             self.spec,
-            self.make,
+            self.target.make,
             geometry,
             operations,
             tolerate=self.tolerate,

@@ -93,6 +93,15 @@ class Ready(Message, frozen=True, tag="ready"):
     limit_s: float = 0.0
 
 
+class Making(Message, frozen=True, tag="making"):
+    """The target is loaded, and its adapter is being made for the first time: sent again while it imports modules.
+
+    `limit_s` is the least time that its level gives a call.
+    """
+
+    limit_s: float = 0.0
+
+
 class Unusable(Message, frozen=True, tag="unusable"):
     """The child cannot go on. `why` is "usage", "unavailable", "adapter", "disk", "internal" or "restart"."""
 
@@ -182,7 +191,7 @@ class Made(Message, frozen=True, tag="made"):
     problem: str = ""
 
 
-Reply = Note | Made | Ready | Unusable | Counts | Found | Broken | Judged | Confirmed | Smaller | Checked
+Reply = Note | Made | Making | Ready | Unusable | Counts | Found | Broken | Judged | Confirmed | Smaller | Checked
 
 _ENCODER = msgspec.json.Encoder()
 _COMMANDS: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

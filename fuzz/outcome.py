@@ -55,12 +55,12 @@ def outcome_of(run: TargetRun) -> Outcome:
 
 def _unreached(run: TargetRun) -> list[str]:
     if run.ready is None:
-        return ["it was never ready: give it more time"]
+        return [f"it was never ready: {run.reason or 'it was still being imported'}. Give it more time"]
     least = least_judged(run.tally.busy_s)
     judged = run.tally.judged
     rare = [f"{id} ({judged.get(id, 0)} times)" for id in run.ready.applicable if judged.get(id, 0) < least]
     never = [mark for mark in run.ready.marks if not run.tally.marks.get(mark)]
-    lines = []
+    lines = [f"{run.hung}, once: the adapter's fault if it does so again"] if run.hung else []
     if rare:
         lines.append(f"judged fewer than {least} times in {plain_seconds(run.tally.busy_s)}: " + ", ".join(rare))
     if never:

@@ -8,6 +8,7 @@ import typer
 
 from fuzz import child, messages, values
 from fuzz.jobs import MADE_WRONG
+from fuzz.making import MUST_RETURN
 from fuzz.output import Json, emit
 from properties.contract import UsageError
 
@@ -38,9 +39,11 @@ def command(
 def _check(target: str, device: str, seconds: float, limit_s: float) -> tuple[messages.Checked, str]:
     process = child.start(target, device)
     try:
-        missing = child.try_to_make(process)
-        if missing and not missing.startswith(MADE_WRONG):
-            raise UsageError(missing)
+        problem = child.try_to_make(process, limit_s)
+        if problem.startswith(MADE_WRONG):
+            return messages.Checked(problems=((problem, MUST_RETURN),)), process.last_words()
+        if problem:
+            raise UsageError(problem)
         command = messages.CheckTarget(limit_s=limit_s, seconds=seconds)
         try:
             reply = child.ask(process, command, seconds + 20 * limit_s + 60)

@@ -160,6 +160,61 @@ class DiesWhenMade(OurBlocks):
         os._exit(9)
 
 
+class HangsWhenMade(OurBlocks):
+    """The constructor waits for a lock that nobody releases."""
+
+    def __init__(self) -> None:
+        time.sleep(3600)
+
+
+class HangsLaterMade(OurBlocks):
+    """The fifth constructor in a process hangs: a handle that was never given back."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        HangsLaterMade.made += 1
+        if HangsLaterMade.made == 5:
+            time.sleep(3600)
+
+
+class HangsInOpen(OurBlocks):
+    """open() never returns."""
+
+    def open(self, config: Geometry) -> None:
+        time.sleep(3600)
+
+
+class DiesInOpen(OurBlocks):
+    """open() dies on some sizes that are declared, and works on the others."""
+
+    def open(self, config: Geometry) -> None:
+        if config.block_size == 4:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        super().open(config)
+
+
+class LeavesInOpen(OurBlocks):
+    """open() ends the process as if all were well."""
+
+    def open(self, config: Geometry) -> None:
+        os._exit(0)
+
+
+class ExitsPolitely(OurBlocks):
+    """sys.exit() in a call, with the status of an internal error."""
+
+    def append(self, name: str, tokens: Sequence[int]) -> None:
+        sys.exit(70)
+
+
+class InterruptsItself(OurBlocks):
+    """Raises what a Ctrl-C raises."""
+
+    def open(self, config: Geometry) -> None:
+        raise KeyboardInterrupt
+
+
 class DiesLater(OurBlocks):
     """Dies once in the life of a machine: the file says whether it has. Not to be seen again."""
 

@@ -31,7 +31,7 @@ def test_a_sound_adapter_is_sound_whatever_is_behind_it(target: str, tmp_path: P
         ("Misspelt", "the method freeblocks is never called", "is it free_blocks? Rename it"),
         ("Undeclared", "nothing was ever refused, but a call raised", "list the exception in capabilities.refusals"),
         ("NeverRefuses", "nothing was ever refused", "raise a declared refusal where there is no room"),
-        ("NeverMade", "making the adapter raised RuntimeError: no licence server", "takes no arguments"),
+        ("NeverMade", "making the adapter raised RuntimeError: no licence server", "called without arguments"),
         ("Hangs", "did not return within 0.5 s", "may wait for anything"),
         ("Exits", "ended itself with exit status 0", "must not end the process"),
         ("NoCapabilities", "NoCapabilities.capabilities is dict", "set `capabilities = Capabilities(...)`"),

@@ -86,8 +86,11 @@ def test_a_worker_that_somebody_killed_is_no_finding(tmp_path: Path) -> None:
         ("WrongType", "admit returned '0' (str). Remedy: return a whole number"),
         ("RaisesItself", "in the adapter's own code, on legal use. Remedy: if this means 'no room'"),
         ("KeepsState", "alone it passes, behind"),
-        ("NeverMade", "making the adapter raised RuntimeError: no licence server. Remedy: its constructor"),
-        ("DiesWhenMade", "exit status 9 while it was imported"),
+        (
+            "NeverMade",
+            "making the adapter raised RuntimeError: no licence server (bad_targets.py:153 in __init__). Remedy: the class",
+        ),
+        ("DiesWhenMade", "making the adapter: the process ended itself with exit status 9. Remedy: the class"),
     ],
 )
 def test_a_broken_adapter_is_never_a_finding(name: str, words: str, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ SPEC = spec_of("blocks")
 def _loop(name: str, folder: Path, said: list[messages.Message], *, fragile: bool = False) -> Loop:
     for part in ("pending", "corpus"):
         (folder / part).mkdir(exist_ok=True)
-    return Loop(load(name), SPEC, said.append, folder, folder / "journal", folder / "corpus", 1, fragile)
+    target = load(name)
+    parts = (folder, folder / "journal", folder / "corpus")
+    return Loop(target, SPEC, said.append, *parts, 1, target.make(), fragile=fragile)
 
 
 def _slice(first: int, stop: int, tolerate: tuple[str, ...] = ()) -> messages.Slice:

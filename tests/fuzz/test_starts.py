@@ -1,0 +1,58 @@
+"""Adapters that do not come to their first operation, or leave by the back door: ADAPTER, with the call and the limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from properties.blocks.operations import Admit, Geometry
+from properties.case import Case, write
+from tests.fuzz.helpers import bad, pagefault
+
+DIED = [
+    ("HangsWhenMade", "making the adapter: it did not return within 0.5 s"),
+    ("HangsLaterMade", "making the adapter: it did not return within 0.5 s"),
+    ("HangsInOpen", "or the first look at its pool: it did not return within 0.5 s"),
+    ("LeavesInOpen", "or the first look at its pool: the process ended"),
+    ("ExitsPolitely", "append raised SystemExit: 70 (bad_targets.py:"),
+    ("InterruptsItself", "open raised KeyboardInterrupt (bad_targets.py:"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), [*DIED, ("DiesInOpen", "open(Geometry(block_size=4,")])
+def test_a_campaign_blames_the_adapter(name: str, words: str, tmp_path: Path) -> None:
+    limits = ("--time", "3s", "--call-limit", "0.5s", "--seed", 3)
+    done = pagefault("run", "-t", bad(name), *limits, "--out", "o", "--json", cwd=tmp_path)
+    result = done.json["targets"][bad(name)]
+
+    assert (done.code, result["state"], result["findings"]) == (2, "adapter", [])
+    assert words in result["reason"]
+    assert ". Remedy: " in result["reason"]
+
+
+@pytest.mark.parametrize(("name", "words"), DIED)
+def test_check_target_names_the_call(name: str, words: str, tmp_path: Path) -> None:
+    done = pagefault("check-target", bad(name), "--time", "0.5s", "--call-limit", "0.5s", "--json", cwd=tmp_path)
+    ((problem, _),) = [tuple(row.values()) for row in done.json["problems"]]
+
+    assert done.code == 2
+    assert words in problem
+
+
+def test_a_campaign_that_ends_while_the_adapter_is_made_says_so(tmp_path: Path) -> None:
+    done = pagefault("run", "-t", bad("HangsWhenMade"), "--time", "0.7s", "--out", "o", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "making the adapter: it did not return within the 0." in done.out
+
+
+def test_a_case_whose_target_does_not_open_is_an_error_of_the_adapter(tmp_path: Path) -> None:
+    geometry = Geometry(block_size=1, num_blocks=3)
+    fields = {"level": "blocks", "target": bad("HangsInOpen"), "property": "REF-1", "message": "said"}
+    case = Case(**fields, geometry=geometry, operations=(Admit("A", (0,)),))
+    write(case, tmp_path / "case.json")
+    done = pagefault("repro", "case.json", "--call-limit", "0.5s", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "ADAPTER: before the first operation: it did not return within 0.5 s" in done.out + done.err
