@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from properties.contract import UsageError, clause
+from properties.engine.events import MOST_LINE
 from properties.engine.replay import HistoryVerdict, judge_history
 
 LINE_EVERY_S = 5.0
@@ -27,21 +28,27 @@ def judge_file(path: str, say: Callable[[str], None]) -> HistoryVerdict:
             say(f"line {line:,} ({line / (now - started):,.0f} lines/s)")
 
     if path == "-":
-        return judge_history(sys.stdin.buffer, progress)
+        return judge_history(_lines(sys.stdin.buffer), progress)
     if Path(path).is_dir():
         raise UsageError(f"{path} is a folder: give the history file in it")
     try:
         with Path(path).open("rb") as lines:
-            return judge_history(lines, progress)
+            return judge_history(_lines(lines), progress)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, each cut where it is too long to be one: a file of another kind must not fill the memory."""
+    while line := file.readline(MOST_LINE + 1):
+        yield line
+
+
 def exit_code(verdict: HistoryVerdict) -> int:
-    """1 = the engine broke a clause; 2 = it did not, but the history is wrong or not whole, so that proves little."""
+    """1 = the engine broke a clause; 2 = it did not, but the history is wrong, cut or without a step: that proves little."""
     if verdict.breaches:
         return 1
-    return 2 if verdict.error or verdict.cut else 0
+    return 2 if verdict.error or verdict.cut or not verdict.num_steps else 0
 
 
 def in_words(path: str, verdict: HistoryVerdict) -> str:
@@ -62,7 +69,9 @@ def in_words(path: str, verdict: HistoryVerdict) -> str:
         lines += ["A step in an explanation is a line of the history.", ""]
     count = f"{verdict.num_events:,} events{name}: {verdict.num_requests:,} requests, {verdict.num_steps:,} steps"
     live = f", {len(verdict.live)} requests live at the end" if verdict.live else ""
-    clean = "no fault" if not verdict.breaches else f"{len(verdict.breaches)} clauses broken"
+    clean = "no fault" + (" up to there" if verdict.error or verdict.cut else "")
+    if verdict.breaches:
+        clean = f"{len(verdict.breaches)} clauses broken"
     lines.append(f"{count}{live}; {clean}, {len(verdict.judged)} clauses judged")
     if not verdict.breaches and not verdict.error and verdict.num_steps == 0:
         lines.append("There was no step: nothing was shown.")

@@ -21,6 +21,21 @@ MOST_SLOTS = 1 << 26
 """Slots of the largest pool; each takes about a hundred bytes once it is written."""
 
 
+MOST_LINE = 64 << 20
+"""Bytes of the longest line."""
+MOST_PROMPT = 1 << 24
+"""Tokens of the longest prompt."""
+_OTHER_FILES = {
+    b"\x1f\x8b": "It is packed with gzip: gzip -dc FILE | pagefault judge -",
+    b"PK": "It is a zip file: unpack it first",
+    b"(\xb5": "It is packed with zstd: zstd -dc FILE | pagefault judge -",
+    b"\xef\xbb": "It begins with a byte order mark: write UTF-8 without one",
+    b"\xff\xfe": "It is UTF-16: write UTF-8",
+    b"\xfe\xff": "It is UTF-16: write UTF-8",
+}
+"""First two bytes of a file that is no JSON Lines -> what to do."""
+
+
 class HistoryError(UsageError):
     """The history itself is wrong: cut, out of order, or inconsistent. Says nothing about the engine."""
 
@@ -53,7 +68,8 @@ class Reader:
         """The first event. Raises `HistoryError`."""
         line = self._read()
         if line is None:
-            raise HistoryError(1, self.cut or "the history is empty", "Its first event must be open")
+            what = "its only line is no whole JSON object" if self.cut else "the history is empty"
+            raise HistoryError(1, what, "Each line is one JSON object, and the first event is open")
         event = line.event
         if not isinstance(event, Opened):
             raise HistoryError(
@@ -68,12 +84,21 @@ class Reader:
         for name in ("block_size", "num_blocks", "max_tokens_per_step", "max_rows", "max_in_flight"):
             if getattr(event, name) < 1:
                 raise HistoryError(line.number, f"{name} is {getattr(event, name)}", "It must be at least 1")
-        if event.num_host_blocks < 0:
-            raise HistoryError(line.number, f"num_host_blocks is {event.num_host_blocks}", "It must not be negative")
+        for name in ("num_host_blocks", "max_idle_steps"):
+            if getattr(event, name) < 0:
+                raise HistoryError(line.number, f"{name} is {getattr(event, name)}", "It must not be negative")
+        self._check_reserved(line.number, event)
         num_slots = max(event.num_blocks, event.num_host_blocks) * event.block_size
         if num_slots > MOST_SLOTS:
             raise HistoryError(line.number, f"the pool has {num_slots} slots", f"At most {MOST_SLOTS} can be followed")
         return event
+
+    def _check_reserved(self, number: int, event: Opened) -> None:
+        outside = [block for block in event.reserved_blocks if not 0 <= block < event.num_blocks]
+        if outside:
+            raise HistoryError(number, f"block {outside[0]} is reserved", f"Blocks go from 0 to {event.num_blocks - 1}")
+        if len(set(event.reserved_blocks)) == event.num_blocks:
+            raise HistoryError(number, f"all {event.num_blocks} blocks are reserved", "Some must be left for requests")
 
     def __iter__(self) -> Iterator[Line]:
         """The events behind the first. Raises `HistoryError` at the line that is wrong."""
@@ -100,6 +125,8 @@ class Reader:
             if ahead is None:
                 return None
             self._ahead.append(ahead)
+            if isinstance(ahead.event, Finished) and ahead.event.step == event.step and not ahead.event.tokens:
+                return []
         return self._tokens.pop(event.step)
 
     def _read(self) -> Line | None:
@@ -119,6 +146,12 @@ class Reader:
         return None
 
     def _decoded(self, number: int, text: bytes) -> Line | None:
+        if len(text) > MOST_LINE:
+            raise HistoryError(
+                number, f"it is longer than {MOST_LINE >> 20} MiB", "Each event stands on a line of its own"
+            )
+        if number == 1 and text[:2] in _OTHER_FILES:
+            raise HistoryError(number, "not JSON", _OTHER_FILES[text[:2]])
         try:
             return Line(number, self._decoder.decode(text))
         except msgspec.ValidationError as error:

@@ -6,7 +6,7 @@ An engine in any language writes one event a line, in the order in which things 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,8 @@ from properties.protocol import Copy
 
 FORMAT = "pagefault history"
 VERSION = 1
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""A whole number of 64 bits: what lies outside is a mistake of the writer, and of no engine."""
 
 
 class Event(msgspec.Struct, tag_field="event", omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,16 +28,16 @@ class HistoryRow(NamedTuple):
     """`[name, start, stop, samples]`: positions `[start, stop)` are computed; is a token sampled after the last?"""
 
     name: str
-    start: int
-    stop: int
+    start: Whole
+    stop: Whole
     samples: bool
 
 
 class HistoryCopy(NamedTuple):
     """`[src, dst, src_space, dst_space]`: a block is copied; spaces are "device" and "host"."""
 
-    src: int
-    dst: int
+    src: Whole
+    dst: Whole
     src_space: str
     dst_space: str
 
@@ -48,16 +50,16 @@ class Opened(Event, tag="open"):
     """
 
     format: str
-    version: int
-    block_size: int
-    num_blocks: int
-    max_tokens_per_step: int
-    max_rows: int
-    num_host_blocks: int = 0
-    max_in_flight: int = 1
+    version: Whole
+    block_size: Whole
+    num_blocks: Whole
+    max_tokens_per_step: Whole
+    max_rows: Whole
+    num_host_blocks: Whole = 0
+    max_in_flight: Whole = 1
     same_step_sharing: bool = False
-    reserved_blocks: list[int] = []
-    max_idle_steps: int = 3
+    reserved_blocks: list[Whole] = []
+    max_idle_steps: Whole = 3
     engine: str = ""
 
 
@@ -65,8 +67,8 @@ class Submitted(Event, tag="submit"):
     """A request arrives; it ends when `max_new_tokens` were sampled. `refused` says why, where it was not accepted."""
 
     name: str
-    tokens: list[int]
-    max_new_tokens: int
+    tokens: list[Whole]
+    max_new_tokens: Whole
     salt: str | None = None
     refused: str | None = None
 
@@ -79,31 +81,31 @@ class Stepped(Event, tag="step"):
     step and its account of the pool, as far as it has them.
     """
 
-    step: int
+    step: Whole
     rows: list[HistoryRow]
     copies: list[HistoryCopy] = []
-    tables: dict[str, list[int]] = {}
-    slots: dict[str, list[int]] = {}
-    free_blocks: list[int] | None = None
-    input_ids: list[int] | None = None
-    positions: list[int] | None = None
-    slot_mapping: list[int] | None = None
-    cu_seqlens_q: list[int] | None = None
-    cu_seqlens_k: list[int] | None = None
-    max_seqlen_q: int | None = None
-    max_seqlen_k: int | None = None
-    context_lens: list[int] | None = None
-    block_tables: list[list[int]] | None = None
+    tables: dict[str, list[Whole]] = {}
+    slots: dict[str, list[Whole]] = {}
+    free_blocks: list[Whole] | None = None
+    input_ids: list[Whole] | None = None
+    positions: list[Whole] | None = None
+    slot_mapping: list[Whole] | None = None
+    cu_seqlens_q: list[Whole] | None = None
+    cu_seqlens_k: list[Whole] | None = None
+    max_seqlen_q: Whole | None = None
+    max_seqlen_k: Whole | None = None
+    context_lens: list[Whole] | None = None
+    block_tables: list[list[Whole]] | None = None
 
 
 class Finished(Event, tag="finish"):
     """A step is done: the token of each row that samples, in row order. `ended` are requests that end early (a stop token)."""
 
-    step: int
-    tokens: list[int] = []
+    step: Whole
+    tokens: list[Whole] = []
     ended: list[str] = []
-    tables: dict[str, list[int]] = {}
-    slots: dict[str, list[int]] = {}
+    tables: dict[str, list[Whole]] = {}
+    slots: dict[str, list[Whole]] = {}
 
 
 class Cancelled(Event, tag="cancel"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from properties.blocks import pool
 from properties.contract import AdapterError, Breach
-from properties.engine.events import HistoryError, Line, Reader
+from properties.engine.events import MOST_PROMPT, HistoryError, Line, Reader
 from properties.engine.history import (
     Cancelled,
     Closed,
@@ -177,22 +177,30 @@ class _Judge:
 
     def _submit(self, line: Line, event: Submitted) -> None:
         self.verdict.num_requests += 1
-        if not event.tokens or event.max_new_tokens < 1 or min(event.tokens) < 0:
-            raise HistoryError(
-                line.number,
-                f"request {event.name} has {len(event.tokens)} tokens, {event.max_new_tokens} new",
-                "Give both",
-            )
+        self._check_request(line, event)
         state = self.state
         if event.refused is not None:
             if event.name not in state.requests:
-                op = Submit(event.name, tuple(event.tokens), (0,) * event.max_new_tokens, event.salt)
-                self.referee._refused(op, event.refused, state.can_ever_fit(len(op.tokens), event.max_new_tokens))
+                fits = state.can_ever_fit(len(event.tokens), event.max_new_tokens)
+                reply = (0,) * event.max_new_tokens if fits else ()  # what fits is short
+                self.referee._refused(Submit(event.name, tuple(event.tokens), reply, event.salt), event.refused, fits)
             return
         if event.name in state.requests:
             raise HistoryError(line.number, f"a second request {event.name} while one is live", "Names are unique")
         self.recorded.names.add(event.name)
         self.referee._add(event.name, event.tokens, event.max_new_tokens, (), event.salt)
+
+    def _check_request(self, line: Line, event: Submitted) -> None:
+        name, tokens = event.name, event.tokens
+        if not tokens or event.max_new_tokens < 1:
+            what = f"request {name} has {len(tokens)} tokens, {event.max_new_tokens} new"
+            raise HistoryError(line.number, what, "Give at least one of each")
+        if len(tokens) > MOST_PROMPT:
+            raise HistoryError(
+                line.number, f"request {name} has {len(tokens)} tokens", f"At most {MOST_PROMPT} can be followed"
+            )
+        if min(tokens) < 0:
+            raise HistoryError(line.number, f"request {name} has the token {min(tokens)}", "Tokens are not negative")
 
     def _step(self, line: Line, event: Stepped) -> None:
         state = self.state
@@ -209,6 +217,10 @@ class _Judge:
                 line.number,
                 f"step {event.step} samples {len(sampling)} tokens, its finish has {len(line.tokens)}",
                 "One a row",
+            )
+        if line.tokens and min(line.tokens) < 0:
+            raise HistoryError(
+                line.number, f"step {event.step} samples the token {min(line.tokens)}", "Tokens are not negative"
             )
         for name, token in zip(sampling, line.tokens, strict=True):
             request = state.requests.get(name)
@@ -255,6 +267,8 @@ class _Judge:
             raise HistoryError(line.number, f"step {event.step} {what}", "One finish for each step, behind it")
         self.state.flights.remove(flight)
         self._take_slots(line, event)
+        if len(set(event.ended)) != len(event.ended):
+            raise HistoryError(line.number, f"a request ends twice: {event.ended}", "Name each once")
         for name in event.ended:
             if name not in self.state.requests:
                 raise HistoryError(
@@ -285,6 +299,11 @@ class _Judge:
         self.recorded.known.pop(name, None)
 
     def _take_slots(self, line: Line, event: Stepped | Finished) -> None:
+        both = event.tables.keys() & event.slots.keys()
+        if both:
+            raise HistoryError(
+                line.number, f"both a table and slots of {min(both)!r}", "Give tables, or slots without tables"
+            )
         for name, table in event.tables.items():
             self._moved(line, name, self._slots_of(table))
         for name, slots in event.slots.items():

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from typer.testing import CliRunner
 
+from fuzz.cli import app
 from fuzz.faults import all_faults
 from properties.drive import drive
 from properties.engine.history import HistoryEvent, Recorder, json_schema
@@ -136,6 +138,28 @@ def test_a_whole_history_is_clean() -> None:
         ([OPEN, SUBMIT, b'{"event":"step","step":1,"rows":[],"tables":{"B":[1]}}\n'], 3, "not live"),
         ([OPEN, b'{"event":"submit","name":"A","tokens":[],"max_new_tokens":1}\n'], 2, "0 tokens"),
         ([*WHOLE, SUBMIT], 8, "behind close"),
+        ([b"\x00" * 5000], 1, "only line is no whole JSON object"),
+        ([b"\x1f\x8b\x08\x00rest\n"], 1, "gzip"),
+        ([b"\xef\xbb\xbf" + OPEN], 1, "byte order mark"),
+        ([b"\xff\xfe{\x00\n"], 1, "UTF-16"),
+        ([OPEN.replace(b'"max_rows":2', b'"max_rows":2,"max_idle_steps":-1')], 1, "max_idle_steps is -1"),
+        ([OPEN.replace(b'"max_rows":2', b'"max_rows":2,"reserved_blocks":[9]')], 1, "block 9 is reserved"),
+        ([OPEN.replace(b'"max_rows":2', b'"max_rows":2,"reserved_blocks":[0,1,2,3]')], 1, "all 4 blocks are reserved"),
+        ([OPEN.replace(b'"max_rows":2', b'"max_rows":%d' % 2**80)], 1, "9223372036854775807"),
+        ([OPEN, SUBMIT.replace(b"[1,2,3]", b"[1,%d]" % 2**63)], 2, "9223372036854775807 - at `$.tokens[1]`"),
+        ([OPEN, SUBMIT.replace(b"[1,2,3]", b"[1,NaN]")], 2, "not JSON"),
+        ([OPEN, SUBMIT.replace(b"[1,2,3]", b"[1,2.5]")], 2, "Expected `int`, got `float`"),
+        ([OPEN, SUBMIT.replace(b"[1,2,3]", b"[1,-2]")], 2, "the token -2"),
+        ([OPEN, SUBMIT, STEP.replace(b"[3,1]", b"[%d,1]" % 2**64), FINISH], 3, "9223372036854775807"),
+        ([OPEN, SUBMIT, STEP.replace(b"true]]", b"1]]"), FINISH], 3, "Expected `bool`"),
+        ([OPEN, SUBMIT, STEP, FINISH.replace(b"[5]", b"[]"), STEP_2, FINISH_2, CLOSE], 3, "its finish has 0"),
+        ([OPEN, SUBMIT, STEP, FINISH.replace(b"[5]", b"[-5]")], 3, "the token -5"),
+        ([OPEN, SUBMIT, STEP, FINISH.replace(b"}", b',"ended":["A","A"]}')], 4, "ends twice"),
+        (
+            [OPEN, SUBMIT, STEP.replace(b'"tables"', b'"slots":{"A":[6,7,2]},"tables"'), FINISH],
+            3,
+            "both a table and slots",
+        ),
     ],
 )
 def test_a_wrong_history_is_not_a_fault(lines: list[bytes], line: int, says: str) -> None:
@@ -145,6 +169,49 @@ def test_a_wrong_history_is_not_a_fault(lines: list[bytes], line: int, says: str
     assert verdict.error.line == line
     assert says in str(verdict.error)
     assert not verdict.breaches
+
+
+def test_a_line_or_a_prompt_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("properties.engine.events.MOST_LINE", 500)
+    monkeypatch.setattr("properties.engine.replay.MOST_PROMPT", 100)
+    long_line = judge_history([OPEN, SUBMIT.replace(b"[1,2,3]", b"[" + b"1," * 500 + b"1]")])
+    long_prompt = judge_history([OPEN, SUBMIT.replace(b"[1,2,3]", b"[" + b"1," * 120 + b"1]")])
+
+    assert "line 2: it is longer than" in str(long_line.error)
+    assert "121 tokens. At most 100" in str(long_prompt.error)
+
+
+def test_a_refused_request_may_be_of_any_size() -> None:
+    refused = SUBMIT.replace(b'"max_new_tokens":2', b'"max_new_tokens":%d,"refused":"too long"' % 10**15)
+    verdict = judge_history([OPEN, refused, *WHOLE[1:]])
+
+    assert (verdict.error, verdict.breaches) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "says"),
+    [
+        (b"".join(WHOLE), 0, "no fault, "),
+        (b"".join(WHOLE[:-1]), 2, "CUT"),
+        (b"".join([OPEN, CLOSE]), 2, "nothing was shown"),
+        (OPEN + b"x" * 3000, 2, "HISTORY"),
+        (b"".join([OPEN, SUBMIT, STEP.replace(b"[3,1]", b"[9,1]"), FINISH, CLOSE]), 1, "FAULT  ALLOC-1"),
+        (b"".join([OPEN, SUBMIT, STEP.replace(b"[3,1]", b"[9,1]"), FINISH]), 1, "CUT"),
+    ],
+)
+def test_the_command_tells_a_fault_from_a_bad_file(
+    content: bytes, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("properties.engine.events.MOST_LINE", 2000)
+    monkeypatch.setattr("fuzz.judge.MOST_LINE", 2000)
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, ["judge", str(path)], standalone_mode=False)
+
+    assert result.exception is None
+    assert result.return_value == code
+    assert says in result.output
+    assert ("no fault" in result.output) == (code != 1)
 
 
 def test_a_history_cut_anywhere_is_cut_and_no_fault() -> None:
