@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from properties.contract import CLAUSES
+from properties.declared import Problem
+from properties.declared import problems as declared_problems
 from properties.protocol import OPTIONAL, REQUIRED, Capabilities
-
-Problem = tuple[str, str]
-"""What is wrong, and what to change."""
 
 _ARGUMENTS: dict[str, int] = {
     "open": 1,
@@ -97,22 +95,10 @@ def static_problems(adapter: Any) -> list[Problem]:
         for name in level.missing(adapter)
     ]
     problems += _misspelt(adapter, level)
-    caps = getattr(adapter, "capabilities", None)
-    if not isinstance(caps, Capabilities):
-        what = f"{type(adapter).__name__}.capabilities is {type(caps).__name__}"
-        return [*problems, (what, "set `capabilities = Capabilities(...)` from properties.protocol")]
-    return [*problems, *_arguments(adapter, caps, level), *_declared(caps)]
-
-
-def declaration_problem(adapter: Any) -> Problem | None:
-    """The first declaration of a blocks or engine adapter that cannot be: a campaign would only trip over it later."""
-    caps = getattr(adapter, "capabilities", None)
-    if caps is None:
-        return None  # its first case says so
-    if not isinstance(caps, Capabilities):
-        what = f"{type(adapter).__name__}.capabilities is {type(caps).__name__}"
-        return what, "set `capabilities = Capabilities(...)` from properties.protocol"
-    return next(iter(_declared(caps)), None)
+    declared = declared_problems(adapter)
+    if isinstance(adapter.capabilities, Capabilities):
+        problems += _arguments(adapter, adapter.capabilities, level)
+    return [*problems, *declared]
 
 
 def _misspelt(adapter: Any, level: _Level) -> list[Problem]:
@@ -143,34 +129,4 @@ def _arguments(adapter: Any, caps: Capabilities, level: _Level) -> list[Problem]
             found.append((what, level.optional.get(name, level.where)))
         except ValueError:
             pass  # a builtin without a signature
-    return found
-
-
-def _declared(caps: Capabilities) -> list[Problem]:
-    found: list[Problem] = []
-    if not caps.block_sizes or min(caps.block_sizes) < 1:
-        found.append((f"block_sizes is {caps.block_sizes}", "name at least one size of 1 token or more"))
-    least, most = caps.num_blocks
-    if not 1 <= least <= most:
-        found.append((f"num_blocks is {caps.num_blocks}", "give the smallest and the largest pool, 1 or more"))
-    elif len(caps.reserved_blocks) >= most:
-        found.append(
-            (f"{len(caps.reserved_blocks)} reserved blocks fill the largest pool of {most}", "raise num_blocks")
-        )
-    unknown = sorted(id for id in caps.promises if id not in CLAUSES or CLAUSES[id].rank != "promise")
-    if unknown:
-        promises = ", ".join(id for id in CLAUSES if CLAUSES[id].rank == "promise")
-        found.append((f"{', '.join(unknown)} is no promise", f"promises are {promises}"))
-    wrong = [item for item in caps.refusals if not (isinstance(item, type) and issubclass(item, BaseException))]
-    if wrong:
-        found.append((f"refusals holds {wrong[0]!r}", "list exception classes"))
-    if any(item in (Exception, BaseException) for item in caps.refusals):
-        found.append(
-            (
-                "refusals holds Exception: every crash would pass for a refusal",
-                "list the one class that means 'no room'",
-            )
-        )
-    if caps.max_sequences is not None and caps.max_sequences < 1:
-        found.append((f"max_sequences is {caps.max_sequences}", "give 1 or more, or None"))
     return found

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import msgspec
 
 from fuzz import corpus, messages, versions
-from fuzz.check_static import declaration_problem
 from fuzz.jobs import NO_LIMIT_S
 from fuzz.journal import Head, Journal
 from fuzz.seeds import case_seed, num_steps
@@ -56,10 +55,6 @@ class Loop:
         self.target, self.spec, self.say, self.seed, self.fragile = target, spec, say, seed, fragile
         self.pending, self.corpus = campaign / "pending", saved
         self.versions = versions.versions_of(target.name, adapter)
-        if spec.level in ("blocks", "engine"):
-            problem = declaration_problem(adapter)
-            if problem is not None:
-                raise AdapterError(*problem)
         self.capabilities = adapter.capabilities
         self.offers = spec.offered(adapter)
         self.journal = Journal(journal)

@@ -123,7 +123,7 @@ def is_adapter_fault(error: BaseException, target: object) -> bool:
 
 def last_lines(error: BaseException, most: int = 3) -> str:
     """Where an exception came from, innermost last: `file.py:12 in take; file.py:40 in allocate`."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = list(traceback.extract_tb(error.__traceback__))
     theirs = [f for f in frames if not f.filename.startswith((_OURS, _FUZZ)) or "/targets/" in f.filename]
     frames = (theirs or frames)[-most:]
     return "; ".join(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} in {frame.name}" for frame in frames)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from properties import declared
 from properties.blame import last_lines, passes, said
 from properties.contract import AdapterError, PagefaultError
 from properties.levels import LevelSpec
+from properties.protocol import Capabilities
 from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
 
 EVERYTHING: frozenset[str] = frozenset({"*"})
@@ -61,7 +63,15 @@ def new_target(make: Callable[[], Any]) -> Any:
             f"{type(target).__name__} declares no capabilities",
             "set `capabilities = Capabilities(...)` from properties.protocol on the class",
         )
+    if capabilities is not _sound[0] and isinstance(capabilities, Capabilities):
+        for problem, remedy in declared.problems(target):
+            raise AdapterError(problem, remedy)
+        _sound[0] = capabilities
     return target
+
+
+_sound: list[Capabilities | None] = [None]
+"""The declarations that were looked at last: usually one object, of a class of which thousands of adapters are made."""
 
 
 def run_trace(
