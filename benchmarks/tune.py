@@ -22,9 +22,10 @@ import torch
 
 from fuzz.bench import inputs, oracle, peers, suites, timing
 from fuzz.bench.cases import Case
-from paged_impl.kernels import decode, prefill, rules
+from paged_impl.kernels import Workspace, decode, prefill, rules
 
 D, P = rules.DecodeRule, rules.PrefillRule
+WORKSPACE = Workspace()  # all calls follow one another on one stream
 
 
 def decode_cases() -> list[Case]:
@@ -61,8 +62,9 @@ def bind(case: Case, x: inputs.Inputs, options: dict) -> Callable[[], torch.Tens
     out = torch.full_like(x.q, float("nan"))
     if case.kind == "decode":
         return lambda: decode(
-            x.q, x.k_cache, x.v_cache, x.table, x.lens, scale=x.scale, out=out, check_values=False, **options
-        )
+            x.q, x.k_cache, x.v_cache, x.table, x.lens, scale=x.scale, out=out, check_values=False, workspace=WORKSPACE,
+            **options,
+        )  # fmt: skip
     return lambda: prefill(
         x.q, x.k_cache, x.v_cache, x.table, x.cu_q, x.lens, scale=x.scale, max_query_len=case.query, out=out,
         check_values=False, **options,

@@ -79,7 +79,7 @@ class PagedClient:
         config = model.config
         self.model = model
         self._own_attention = config._attn_implementation
-        model.set_attn_implementation(register())
+        paged_attention = register()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         weight = next(model.parameters())
         self.cache = PagedKVCache(
@@ -92,6 +92,7 @@ class PagedClient:
             device=weight.device,
             **options,
         )
+        model.set_attn_implementation(paged_attention)  # last: a refusal above leaves the model as it was
 
     def close(self) -> None:
         """Give the model its own attention back."""

@@ -14,7 +14,7 @@ class TritonBackend(Backend):
     """`paged_impl.kernels`. Imports Triton when it is made; raises ValueError where no kernel can run.
 
     num_splits: partitions of each context in decode; None shares the work of a batch evenly (fastest), 1 makes the bits of a
-    row independent of its batch.
+    row independent of its batch. Its decode calls must follow one another (one stream): they share a workspace.
     """
 
     name = "triton"
@@ -34,6 +34,7 @@ class TritonBackend(Backend):
         self._kernels = kernels
         self._head_dims = (checks.MIN_HEAD_DIM, checks.MAX_HEAD_DIM)
         self._num_splits = num_splits
+        self._workspace = kernels.Workspace()
 
     def check(self, shape: PoolShape) -> None:
         least, most = self._head_dims
@@ -63,7 +64,7 @@ class TritonBackend(Backend):
     ) -> Tensor:
         out = self._kernels.decode(
             q, k_cache, v_cache, block_table, context_lens,
-            scale=scale, num_splits=self._num_splits, window=window, check_values=False,
+            scale=scale, num_splits=self._num_splits, window=window, check_values=False, workspace=self._workspace,
         )  # fmt: skip
         assert isinstance(out, Tensor)  # a pair only where the LSE is asked for
         return out

@@ -9,8 +9,9 @@ Online softmax over tiles of BLOCK_N tokens, in base 2 (exp2 is one instruction;
 scale): per tile   m' = max(m, max s),   l' = l 2^(m - m') + sum 2^(s - m'),   acc' = acc 2^(m - m') + 2^(s - m') v.
 The query heads that share a KV head are the rows of one matrix product, so that each key is read once.
 
-A sequence is cut into pieces, one program each, which are merged by combine_kernel: with o_i the result of piece i
-and lse_i its LSE,  out = sum_i 2^(lse_i - lse) o_i  (partitions of paged attention v2; FlashDecoding).
+A sequence is cut into pieces, one program each; the program that ends last merges them: with o_i the result of piece i
+and lse_i its LSE,  out = sum_i 2^(lse_i - lse) o_i  (partitions of paged attention v2; FlashDecoding), always in the
+order of i. Which one is last is told by a counter (as in split-K products), which it sets back to 0: see `Workspace`.
 - num_splits given: so many equal pieces of every sequence. The bits of a row depend on its own length and num_splits
   alone. One piece needs no merging.
 - otherwise the kernel itself looks at all lengths and chooses the pieces of each sequence, so that a batch of any
@@ -32,6 +33,27 @@ from paged_impl.kernels.pages import load_tile, token_offsets
 LOG2_E = math.log2(math.e)
 # Arguments that change from step to step; without this Triton would compile anew when one happens to be 1 or divisible by 16.
 VARYING = ["num_seqs", "capacity", "num_splits", "wave_pieces", "num_pieces"]
+
+
+class Workspace:
+    """The counters of cut sequences, zero between calls, so that no call has to clear them first.
+
+    Calls that share a workspace must run one after the other: one for each stream. Without one, decode() clears fresh
+    counters in every call. Memory that a captured graph may use is kept until the workspace is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor] = []
+
+    def counters(self, count: int, device: torch.device) -> torch.Tensor:
+        """int32 zeros, at least `count`. While a graph is captured what is missing is allocated for that graph alone."""
+        for kept in self._kept:
+            if kept.device == device and len(kept) >= count:
+                return kept
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return torch.zeros(count, dtype=torch.int32, device=device)
+        self._kept.append(torch.zeros(max(1024, 2 * count), dtype=torch.int32, device=device))
+        return self._kept[-1]
 
 
 @triton.jit
@@ -101,9 +123,69 @@ def attend(
     return acc, m, tl.sum(weights, 1)
 
 
+@triton.jit
+def heads_of(pair, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Query heads [ROWS], int64, of a pair's first ROWS rows, and which of them there are."""
+    HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
+    head_in_group = pair % HEAD_TILES * BLOCK_M + tl.arange(0, ROWS)
+    return (pair // HEAD_TILES).to(tl.int64) * GROUP + head_in_group, head_in_group < GROUP
+
+
+@triton.jit
+def write_rows(
+    out_ptr, lse_ptr, acc, lse, seq, pair, stride_os, stride_oh,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WITH_LSE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Writes out, and the LSE in base e, of one (sequence, pair): of acc [ROWS, BLOCK_D], lse [ROWS] in base 2."""
+    dim = tl.arange(0, BLOCK_D)
+    head, in_group = heads_of(pair, GROUP, ROWS, BLOCK_M)
+    in_rows = in_group[:, None] & (dim < HEAD_DIM)[None, :]
+    out_offsets = seq * stride_os + head[:, None] * stride_oh + dim[None, :]
+    tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_rows)
+    if WITH_LSE:
+        tl.store(lse_ptr + seq * (NUM_KV_HEADS * GROUP) + head, lse * 0.6931471805599453, mask=in_group)
+
+
+@triton.jit
+def merge(
+    part_ptr, part_lse_ptr, first_slot, stride_piece, num_splits, pair,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """The pieces of one (sequence, pair) as one: [ROWS, BLOCK_D], and its LSE [ROWS], in base 2.
+
+    PARTS pieces are read at a time. They were written by other multiprocessors, hence past the first-level cache (.cg).
+    """
+    dim = tl.arange(0, BLOCK_D)
+    _, in_group = heads_of(pair, GROUP, ROWS, BLOCK_M)
+    slot = first_slot + tl.arange(0, ROWS)
+    m = tl.full((ROWS,), float("-inf"), tl.float32)
+    norm = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for start in range(0, num_splits, PARTS):
+        part = start + tl.arange(0, PARTS)
+        slots = slot[:, None] + part[None, :] * stride_piece
+        there = in_group[:, None] & (part < num_splits)[None, :]
+        lse = tl.load(part_lse_ptr + slots, mask=there, other=float("-inf"), cache_modifier=".cg")
+        values = tl.load(
+            part_ptr + slots[:, :, None] * HEAD_DIM + dim[None, None, :],
+            mask=there[:, :, None] & (dim < HEAD_DIM)[None, None, :], other=0, cache_modifier=".cg",
+        )  # fmt: skip
+        m_new = tl.maximum(m, tl.max(lse, 1))
+        floor = tl.where(m_new == float("-inf"), 0.0, m_new)  # parts that saw no token have weight 0, not NaN
+        weight = tl.exp2(lse - floor[:, None])
+        shrink = tl.exp2(m - floor)
+        norm = norm * shrink + tl.sum(weight, 1)
+        acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * values, 1)
+        m = m_new
+    divisor = tl.where(norm == 0, 1.0, norm)
+    return acc / divisor[:, None], m + tl.log2(divisor)
+
+
 @triton.jit(do_not_specialize=VARYING)
 def decode_kernel(
-    out_ptr, lse_ptr, part_ptr, part_lse_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr,
+    out_ptr, lse_ptr, part_ptr, part_lse_ptr, counter_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lens_ptr,
     scale_log2, num_seqs, capacity, num_splits, wave_pieces, num_pieces,
     stride_os, stride_oh, stride_qs, stride_qh, stride_table,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
@@ -111,8 +193,9 @@ def decode_kernel(
     WINDOW: tl.constexpr, PLANNED: tl.constexpr, SPLIT: tl.constexpr, WITH_LSE: tl.constexpr,
     SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, PDL: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one (sequence, pair): into out if the sequence has no other piece, else into part."""
+    """One piece of one (sequence, pair): into out if it has no other; else into part, and the last one merges them."""
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     PAIRS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     if PDL:
@@ -135,12 +218,10 @@ def decode_kernel(
     begin = first + (piece.to(tl.int64) * num_tiles // num_splits).to(tl.int32)
     end = first + ((piece + 1).to(tl.int64) * num_tiles // num_splits).to(tl.int32)
 
-    row = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     seq_64, kv_head = seq.to(tl.int64), (pair // HEAD_TILES).to(tl.int64)
-    head_in_group = pair % HEAD_TILES * BLOCK_M + row
-    head = kv_head * GROUP + head_in_group
-    in_rows = (head_in_group < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    head, in_group = heads_of(pair, GROUP, BLOCK_M, BLOCK_M)
+    in_rows = in_group[:, None] & (dim < HEAD_DIM)[None, :]
     q = tl.load(q_ptr + seq_64 * stride_qs + head[:, None] * stride_qh + dim[None, :], mask=in_rows, other=0)
     acc, m, norm = attend(
         q, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh, table_ptr + seq_64 * stride_table,
@@ -151,64 +232,27 @@ def decode_kernel(
     lse = m + tl.log2(divisor)
     acc = acc / divisor[:, None]
     if (not SPLIT) or (PLANNED and num_splits == 1):
-        out_offsets = seq_64 * stride_os + head[:, None] * stride_oh + dim[None, :]
-        tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_rows)
-        if WITH_LSE:
-            lse_offsets = seq_64 * (NUM_KV_HEADS * GROUP) + head
-            tl.store(lse_ptr + lse_offsets, lse * 0.6931471805599453, mask=head_in_group < GROUP)
+        write_rows(
+            out_ptr, lse_ptr, acc, lse, seq_64, pair, stride_os, stride_oh,
+            NUM_KV_HEADS, GROUP, HEAD_DIM, WITH_LSE, BLOCK_M, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
     else:
-        slot = tl.program_id(0).to(tl.int64) * BLOCK_M + row
+        first_slot = tl.program_id(0).to(tl.int64) * BLOCK_M
+        slot = first_slot + tl.arange(0, BLOCK_M)
         tl.store(part_ptr + slot[:, None] * HEAD_DIM + dim[None, :], acc, mask=in_rows)
         tl.store(part_lse_ptr + slot, lse)
-
-
-@triton.jit(do_not_specialize=VARYING)
-def combine_kernel(
-    out_ptr, lse_ptr, part_ptr, part_lse_ptr, lens_ptr,
-    num_seqs, capacity, num_splits, wave_pieces, num_pieces, stride_os, stride_oh,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    PLANNED: tl.constexpr, WITH_LSE: tl.constexpr, PDL: tl.constexpr, MIN_TILES: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_PARTS: tl.constexpr,
-):  # fmt: skip
-    """Merge the pieces of one (sequence, query head); rows that one program finished alone are left as they are."""
-    HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
-    PAIRS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
-    seq, head = tl.program_id(0) // (NUM_KV_HEADS * GROUP), tl.program_id(0) % (NUM_KV_HEADS * GROUP)
-    pair = head // GROUP * HEAD_TILES + head % GROUP // BLOCK_M
-    row = head % GROUP % BLOCK_M
-    first = seq * num_splits
-    if PLANNED:
-        pieces = plan(lens_ptr, num_seqs, capacity, wave_pieces, num_pieces, WINDOW, BLOCK_N, BLOCK_S, MIN_TILES)
-        first = tl.sum(tl.where(tl.arange(0, BLOCK_S) < seq, pieces, 0), 0)
-        num_splits = tl.sum(tl.where(tl.arange(0, BLOCK_S) == seq, pieces, 0), 0)
-    if PDL:
-        gdc_wait()  # before any return: this kernel must not end before the one it was launched beside
-    if PLANNED and num_splits == 1:
-        return
-    dim = tl.arange(0, BLOCK_D)
-    m = tl.full((), float("-inf"), tl.float32)
-    norm = tl.zeros((), tl.float32)
-    acc = tl.zeros((BLOCK_D,), tl.float32)
-    for start in range(0, num_splits, BLOCK_PARTS):
-        part = start + tl.arange(0, BLOCK_PARTS)
-        slot = ((first + part).to(tl.int64) * PAIRS + pair) * BLOCK_M + row
-        lse = tl.load(part_lse_ptr + slot, mask=part < num_splits, other=float("-inf"))
-        values = tl.load(
-            part_ptr + slot[:, None] * HEAD_DIM + dim[None, :],
-            mask=(part < num_splits)[:, None] & (dim < HEAD_DIM)[None, :], other=0,
-        )  # fmt: skip
-        m_new = tl.maximum(m, tl.max(lse, 0))
-        floor = tl.where(m_new == float("-inf"), 0.0, m_new)  # parts that saw no token have weight 0, not NaN
-        weight = tl.exp2(lse - floor)
-        shrink = tl.exp2(m - floor)
-        norm = norm * shrink + tl.sum(weight, 0)
-        acc = acc * shrink + tl.sum(weight[:, None] * values, 0)
-        m = m_new
-    divisor = tl.where(norm == 0, 1.0, norm)
-    out_offsets = seq.to(tl.int64) * stride_os + head.to(tl.int64) * stride_oh + dim
-    tl.store(out_ptr + out_offsets, (acc / divisor).to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
-    if WITH_LSE:
-        tl.store(lse_ptr + tl.program_id(0).to(tl.int64), (m + tl.log2(divisor)) * 0.6931471805599453)
+        tl.debug_barrier()  # every thread has written before one says so
+        counter = counter_ptr + seq_64 * PAIRS + pair
+        if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
+            tl.store(counter, 0)
+            merged, merged_lse = merge(
+                part_ptr, part_lse_ptr, first_slot - piece.to(tl.int64) * (PAIRS * BLOCK_M), PAIRS * BLOCK_M, num_splits, pair,
+                GROUP, HEAD_DIM, MERGE_ROWS, BLOCK_M, BLOCK_D, MERGE_PARTS,
+            )  # fmt: skip
+            write_rows(
+                out_ptr, lse_ptr, merged, merged_lse, seq_64, pair, stride_os, stride_oh,
+                NUM_KV_HEADS, GROUP, HEAD_DIM, WITH_LSE, MERGE_ROWS, BLOCK_M, BLOCK_D,
+            )  # fmt: skip
 
 
 def decode(
@@ -225,6 +269,7 @@ def decode(
     out: torch.Tensor | None = None,
     check_values: bool | None = None,
     rule: rules.DecodeRule | None = None,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of one query per sequence over its own tokens: `[S, Hq, d]`, with the LSE `[S, Hq]` (float32, base e)
     if asked for.
@@ -238,7 +283,7 @@ def decode(
     None shares the work of the batch evenly, so that the order of sums, and the last bits, depend on the batch and the
     device. Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives
     reading lengths and block ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the
-    launch rule.
+    launch rule. workspace: saves clearing the counters; for calls that follow one another alone.
     """
     _check(q, k_cache, v_cache, block_table, context_lens, num_splits, window, out)
     if checks.should_check_values(check_values, q.device):
@@ -258,13 +303,16 @@ def decode(
             capability,
             runtime.num_multiprocessors(q.device),
         )
-        _launch(q, k_cache, v_cache, block_table, context_lens, scale, num_splits, window, out, lse, rule)
+        _launch(
+            q, k_cache, v_cache, block_table, context_lens, scale, num_splits, window, out, lse, rule, workspace or Workspace()
+        )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _launch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, context_lens: torch.Tensor,
     scale: float, num_splits: int | None, window: int | None, out: torch.Tensor, lse: torch.Tensor, rule: rules.DecodeRule,
+    workspace: Workspace,
 ) -> None:  # fmt: skip
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
@@ -281,31 +329,25 @@ def _launch(
     num_parts = pairs * lanes if split else 0
     parts = torch.empty((num_parts, rule.block_m, head_dim), dtype=torch.float32, device=q.device)
     part_lse = torch.empty((num_parts, rule.block_m), dtype=torch.float32, device=q.device)
+    counters = workspace.counters(num_seqs * pairs, q.device) if split else context_lens
     bits = runtime.reads_bf16_bits(q.dtype)
     q = q.float() if bits else q  # before its strides are taken: a converted copy is dense
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     pdl = rule.pdl and runtime.compute_capability(q.device) >= 90
-    shape = {
-        "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "WINDOW": window or 0, "PLANNED": planned,
-        "WITH_LSE": lse.numel() > 0, "PDL": pdl, "launch_pdl": pdl, "MIN_TILES": rule.min_tiles,
-        "BLOCK_S": rules.padded_seqs(num_seqs) if planned else 1,
-        "BLOCK_M": rule.block_m, "BLOCK_N": rule.block_n, "BLOCK_D": rules.padded_head_dim(head_dim),
-    }  # fmt: skip
+    block_d = rules.padded_head_dim(head_dim)
+    merge_rows = min(rule.block_m, int(triton.next_power_of_2(group)))
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
     decode_kernel[(pairs * lanes,)](
-        kernel_out, lse, parts, part_lse, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
+        kernel_out, lse, parts, part_lse, counters, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
         block_table, context_lens, scale * LOG2_E, num_seqs, capacity, num_splits or 0, wave_pieces, num_pieces,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
-        BLOCK_SIZE=k_cache.shape[1], SPLIT=split, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
-        BF16_BITS=bits, num_warps=rule.num_warps, num_stages=rule.num_stages, **shape,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
+        PLANNED=planned, SPLIT=split, WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:],
+        ALIGN=rules.alignment(strides), BF16_BITS=bits, PDL=pdl, launch_pdl=pdl, MIN_TILES=rule.min_tiles,
+        BLOCK_S=rules.padded_seqs(num_seqs) if planned else 1, BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=block_d,
+        MERGE_ROWS=merge_rows, MERGE_PARTS=rules.merge_parts(rule, merge_rows * block_d),
+        num_warps=rule.num_warps, num_stages=rule.num_stages,
     )  # fmt: skip
-    if split:
-        few = num_seqs * num_heads <= 4 * num_sms
-        combine_kernel[(num_seqs * num_heads,)](
-            kernel_out, lse, parts, part_lse, context_lens,
-            num_seqs, capacity, num_splits or 0, wave_pieces, num_pieces, kernel_out.stride(0), kernel_out.stride(1),
-            BLOCK_PARTS=64 if few else 16, num_warps=8 if few else 2, **shape,
-        )  # fmt: skip
     if bits:
         out.copy_(kernel_out)
 

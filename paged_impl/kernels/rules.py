@@ -113,6 +113,11 @@ def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, capacity: int, num
     return None
 
 
+def merge_parts(rule: DecodeRule, piece_elements: int) -> int:
+    """Pieces that are read at a time when they are merged: 64 float32 values a thread."""
+    return max(1, 64 * 32 * rule.num_warps // piece_elements)
+
+
 def padded_seqs(num_seqs: int) -> int:
     """Width of the vector of lengths: 32 (one a lane, summed without shared memory), 128, or a power of two beyond."""
     return 32 if num_seqs <= 32 else max(128, int(triton.next_power_of_2(num_seqs)))

@@ -5,6 +5,7 @@ leads by far more in every step (checked), so that equality is no accident.
 """
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,8 +63,8 @@ def client(model: Any) -> Iterator[PagedClient]:
 def own(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What the model generates with its own dense cache."""
     out = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        torch.tensor([prompt], device=model.device),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
         max_new_tokens=num_tokens,
         do_sample=False,
         use_cache=True,
@@ -189,7 +190,9 @@ def test_a_swapped_sequence_goes_on_where_it_was(model: Any) -> None:
 def test_through_the_triton_kernels(model: Any) -> None:
     """Interpreted where there is no GPU: a short run, ragged, over blocks of an odd size."""
     pytest.importorskip("triton", reason="needs Triton: pip install 'pagefault[torch]'")
-    client = PagedClient(model, num_blocks=16, block_size=3, backend="triton")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    on_device = model if interpreted else copy.deepcopy(model).to("cuda")
+    client = PagedClient(on_device, num_blocks=16, block_size=3, backend="triton")
     expected = [own_tokens(client, prompt, 3) for prompt in (A, B)]
 
     out = generate(client, {"a": A, "b": B}, 3)
@@ -221,6 +224,15 @@ def test_teacher_forced_logits_in_bfloat16(model: Any, device: str) -> None:
     errors, baseline = (paged - exact[last]).abs().max(), (dense - exact)[last].abs().max()
     assert 0 < baseline < 0.05 * exact.abs().max(), "a baseline this large would accept anything"
     assert errors <= 2 * baseline + 4 * torch.finfo(torch.bfloat16).eps * exact.abs().max() / len(C)
+
+
+def test_a_client_that_is_refused_leaves_the_model_as_it_was(model: Any) -> None:
+    before = model.config._attn_implementation
+
+    with pytest.raises(ValueError, match="backend"):
+        PagedClient(model, num_blocks=4, backend="no such backend")
+
+    assert model.config._attn_implementation == before
 
 
 def test_the_model_gets_its_own_attention_back(model: Any) -> None:

@@ -30,7 +30,7 @@ POINTER = {
     torch.int32: "*i32", torch.int64: "*i64", torch.int16: "*i16",
 }  # fmt: skip
 KERNELS = {
-    "paged_impl.kernels.decode": ("decode_kernel", "combine_kernel"),
+    "paged_impl.kernels.decode": ("decode_kernel",),
     "paged_impl.kernels.prefill": ("prefill_kernel",),
     "paged_impl.kernels.store": ("store_kernel",),
 }

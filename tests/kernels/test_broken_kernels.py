@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paged_impl import kernels
+from paged_impl.kernels.decode import Workspace
 from tests.kernels import plain
 
 FOLDER = Path(kernels.__file__).parent
@@ -21,9 +22,11 @@ FAULTS = {
     "empty part is NaN": (
         "decode", 'floor = tl.where(m_new == float("-inf"), 0.0, m_new)  # parts', "floor = m_new  # parts",
     ),
-    "one part dropped": ("decode", "mask=part < num_splits, other", "mask=part < num_splits - 1, other"),
+    "one part dropped": ("decode", "& (part < num_splits)[None, :]", "& (part < num_splits - 1)[None, :]"),
+    "merged one too early": ("decode", '"acq_rel") == num_splits - 1', '"acq_rel") == num_splits - 2'),
+    "counter left as it is": ("decode", "tl.store(counter, 0)", "tl.store(counter, num_splits)"),
     "wrong KV head": ("decode", "kv_head = seq.to(tl.int64), (pair // HEAD_TILES)", "kv_head = seq.to(tl.int64), (pair * 0)"),
-    "base-2 LSE": ("decode", "lse_offsets, lse * 0.6931471805599453", "lse_offsets, lse * 1.0"),
+    "base-2 LSE": ("decode", "head, lse * 0.6931471805599453", "head, lse * 1.0"),
     "prefill sees the future": ("prefill", "key_position[None, :] <= position", "key_position[None, :] <= 1 + position"),
     "prefill values not masked": ("prefill", "load_tile(v_ptr, v_offsets, owned,", "load_tile(v_ptr, v_offsets, owned | True,"),
 }  # fmt: skip
@@ -54,9 +57,15 @@ def rejects(run: Callable[[], None]) -> bool:
 def check_decode(decode: Callable[..., tuple[torch.Tensor, torch.Tensor]], device: str) -> None:
     """The check of test_decode.py: ragged lengths with an empty row, cut and whole, with a window and without."""
     batch = plain.make_batch([1, 70, 0, 33], "4/2/32", 16, device=device)
-    for num_splits, window in ((3, None), (1, None), (2, 9)):
+    workspace = Workspace()
+    for num_splits, window in ((3, None), (1, None), (2, 9), (3, None)):
         out, lse = decode(
-            *batch.decode_args(), scale=batch.scale, num_splits=num_splits, window=window, return_lse=True
+            *batch.decode_args(),
+            scale=batch.scale,
+            num_splits=num_splits,
+            window=window,
+            return_lse=True,
+            workspace=workspace,
         )
         expected, expected_lse = plain.answer(batch, window)
         plain.assert_close(out, expected)

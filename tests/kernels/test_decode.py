@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paged_impl.kernels import decode, rules
+from paged_impl.kernels.decode import Workspace
 from tests.kernels import plain
 
 MIXED = [1, 70, 0, 33]
@@ -88,6 +89,40 @@ def test_bits_do_not_depend_on_the_batch(num_splits: int, device: str) -> None:
     assert torch.equal(rows(order), together[order])
     for alone in ([0], [1], [3]):
         assert torch.equal(rows(torch.tensor(alone, device=device)), together[alone])
+
+
+def test_a_workspace_is_left_as_it_was_found(device: str) -> None:
+    """Calls of any shape share one: each finds the counters zero, and gives the bits that it gives with its own."""
+    workspace, counters = Workspace(), None
+    for seed, (lens, num_splits) in enumerate([([70, 5, 0], 3), ([1, 200, 33], None), ([70, 5], 2), ([64], 5)]):
+        batch = plain.make_batch(lens, "4/2/32", 4, seed=seed, device=device)
+        shared, own = (
+            decode(*batch.decode_args(), scale=batch.scale, num_splits=num_splits, workspace=given)
+            for given in (workspace, None)
+        )
+        counters = workspace.counters(1, batch.q.device)
+        assert torch.equal(shared, own)
+        assert not counters.any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_graphs_with_and_without_a_workspace_replay_the_same_bits(device: str) -> None:
+    batch = plain.make_batch([700, 5, 33], "8/2/64", 16, torch.bfloat16, device=device)
+    expected = decode(*batch.decode_args(), scale=batch.scale, num_splits=7)
+    warm = Workspace()
+    warm.counters(64, batch.q.device)
+    for workspace in (warm, Workspace(), None):
+        out, graph = torch.empty_like(batch.q), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(3):
+                decode(
+                    *batch.decode_args(), scale=batch.scale, num_splits=7, out=out, workspace=workspace, check_values=False
+                )  # fmt: skip
+        for _ in range(3):
+            out.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(out, expected)
 
 
 def test_moving_pages_changes_no_bit(device: str) -> None:
@@ -179,8 +214,8 @@ BAD = {
     "block_table.dtype=torch.int64": lambda b: {"block_table": b.table.long()},
     "block_table has 1 rows for 2 sequences": lambda b: {"block_table": b.table[:1]},
     "context_lens has 1 entries": lambda b: {"context_lens": b.lens[:1]},
-    "context_lens[1]=90 exceeds block_table: 20 blocks of 4": lambda b: {"context_lens": b.lens + torch.tensor([0, 20]).int()},
-    "context_lens[0]=-1": lambda b: {"context_lens": torch.tensor([-1, 3]).int()},
+    "context_lens[1]=90 exceeds block_table: 20 blocks of 4": lambda b: {"context_lens": b.lens.new_tensor([1, 90])},
+    "context_lens[0]=-1": lambda b: {"context_lens": b.lens.new_tensor([-1, 3])},
     "block_table[1, 17]=99 is needed by context_lens[1]=70 but the pool has blocks 0 to 21": lambda b: {
         "block_table": replaced(b.table)
     },
@@ -197,13 +232,13 @@ def replaced(table: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("message", BAD, ids=str)
-def test_refuses(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refuses(message: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every mistake is a ValueError that names the argument, its value and the limit, before any launch."""
     import sys
 
     import paged_impl.kernels.decode  # noqa: F401
 
-    batch = plain.make_batch([1, 70])
+    batch = plain.make_batch([1, 70], device=device)
     names = ("q", "k_cache", "v_cache", "block_table", "context_lens")
     arguments = dict(zip(names, batch.decode_args(), strict=True)) | BAD[message](batch)
     monkeypatch.setattr(

@@ -96,20 +96,20 @@ def test_rows_of_padding_are_left_alone(device: str) -> None:
 
 BAD = {
     "cu_seqlens_q[0]=1": lambda b: {"cu_seqlens_q": b.cu_q + 1},
-    "cu_seqlens_q falls by 2 at sequence 1": lambda b: {"cu_seqlens_q": torch.tensor([0, 7, 5]).int()},
-    "cu_seqlens_q[-1]=9 exceeds the 8 rows of q": lambda b: {"cu_seqlens_q": torch.tensor([0, 5, 9]).int()},
+    "cu_seqlens_q falls by 2 at sequence 1": lambda b: {"cu_seqlens_q": b.cu_q.new_tensor([0, 7, 5])},
+    "cu_seqlens_q[-1]=9 exceeds the 8 rows of q": lambda b: {"cu_seqlens_q": b.cu_q.new_tensor([0, 5, 9])},
     "cu_seqlens_q is empty": lambda b: {"cu_seqlens_q": b.cu_q[:0]},
     "sequence 0 has 5 queries, more than max_query_len=4": lambda b: {"max_query_len": 4},
-    "sequence 0 has 5 queries but context_lens[0]=4": lambda b: {"context_lens": torch.tensor([4, 9]).int()},
+    "sequence 0 has 5 queries but context_lens[0]=4": lambda b: {"context_lens": b.lens.new_tensor([4, 9])},
     "scale=0": lambda b: {"scale": 0.0},
     "max_query_len=-1": lambda b: {"max_query_len": -1},
-    "context_lens[1]=50 exceeds block_table": lambda b: {"context_lens": torch.tensor([6, 50]).int()},
+    "context_lens[1]=50 exceeds block_table": lambda b: {"context_lens": b.lens.new_tensor([6, 50])},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("message", BAD, ids=str)
-def test_refuses(message: str) -> None:
-    batch = plain.make_batch([6, 9], query_lens=[5, 3])
+def test_refuses(message: str, device: str) -> None:
+    batch = plain.make_batch([6, 9], query_lens=[5, 3], device=device)
     names = ("q", "k_cache", "v_cache", "block_table", "cu_seqlens_q", "context_lens")
     arguments = (
         dict(zip(names, batch.prefill_args(), strict=True)) | {"scale": 1.0, "max_query_len": 5} | BAD[message](batch)

@@ -42,7 +42,6 @@ def test_every_kernel_is_compiled(compiled: list[dict[str, Any]]) -> None:
     assert {kernel["name"] for kernel in compiled} == {
         "store_kernel",
         "decode_kernel",
-        "combine_kernel",
         "prefill_kernel",
     }
 

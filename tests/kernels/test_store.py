@@ -102,20 +102,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD, ids=str)
-def test_refuses_and_writes_nothing(message: str) -> None:
-    key, value = tokens(torch.float32, "cpu")
-    k_cache, v_cache = pool(torch.float32, False, "cpu")
+def test_refuses_and_writes_nothing(message: str, device: str) -> None:
+    key, value = tokens(torch.float32, device)
+    k_cache, v_cache = pool(torch.float32, False, device)
     before = k_cache.clone()
     arguments = {
         "key": key,
         "value": value,
         "k_cache": k_cache,
         "v_cache": v_cache,
-        "slot_mapping": torch.arange(TOKENS),
+        "slot_mapping": torch.arange(TOKENS, device=device),
     }
 
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is compared below)
-        store(**(arguments | BAD[message]))
+        store(**(arguments | {name: tensor.to(device) for name, tensor in BAD[message].items()}))
 
     assert message in str(caught.value)
     assert torch.equal(k_cache, before)
