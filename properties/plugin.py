@@ -15,6 +15,7 @@ from hypothesis import settings
 from msgspec import structs
 
 from properties.attention.budget import budget, on_device
+from properties.attention.warm import warm
 from properties.cache.budget import budget as cache_budget
 from properties.case import read
 from properties.contract import CLAUSES, UsageError, clause
@@ -92,6 +93,8 @@ class Session:
         elif target.level == "cache":
             target = on_device(target, self.device)
             profile, seeds = cache_budget(self.profile_name, profile, target.make().capabilities)
+        if self.device == "cuda" and target.level in ("attention", "cache"):
+            warm(name, self.device, seeds)
         return judge_target(target, profile, seeds, self.ledger, read_corpus())
 
 

@@ -216,7 +216,9 @@ class AttentionMaker:
 
     def store(self) -> StoreCase:
         """A store case: slots in any order, padding among them; half the cases leave out the pool's last slot."""
-        block_size = self.pick(self.capabilities.block_sizes)
+        declared = self.capabilities
+        shape = self.pick(declared.shapes) if declared.shapes else None
+        block_size = shape.block_size if shape else self.pick(declared.block_sizes)
         num_blocks = self.number(2, 6)
         num_slots = num_blocks * block_size
         slots = self.shuffled(range(num_slots - self.number(0, 1)))[: self.number(1, min(9, num_slots - 1))]
@@ -236,6 +238,8 @@ class AttentionMaker:
             pool_form=pool_form,
             query_form=self.pick(QUERY_FORMS),
         )
+        if shape:
+            case = replace(case, dtype=shape.dtype, num_kv_heads=shape.num_kv_heads, head_size=shape.head_size)
         return high_blocks(case) if pool_form == "high_stride" else case
 
     def copy(self) -> CopyCase:

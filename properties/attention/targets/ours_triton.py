@@ -61,6 +61,7 @@ class OurTriton:
         except ImportError as error:
             raise Unavailable(f"{error}: pip install 'pagefault[torch]'") from error
         self.kernels = kernels
+        self.workspace = kernels.Workspace()
 
     def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         """Stores by slot mapping."""
@@ -114,6 +115,7 @@ class OurTriton:
             window=batch.window,
             out=torch.empty_like(batch.q, memory_format=torch.contiguous_format),
             check_values=False,
+            workspace=self.workspace,
         )
 
     def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Any]:

@@ -1,0 +1,57 @@
+"""Compiles what a run on a GPU will need before it is judged, in several processes: the compiled kernels come back through
+the compiler's own cache on disk.
+
+A compilation is not a hang, so it must not happen under the time limit of a trace; and one process would spend most of
+`pytest properties --device cuda` compiling (ATTENTION: 20,000 cases in eight minutes).
+"""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+MOST_PROCESSES = 14
+LIMIT_S = 240.0
+"""What is not compiled by then is compiled when it is met."""
+
+
+def warm(target_name: str, device: str, num_seeds: int) -> int:
+    """Run the first `num_seeds` traces of a target in parallel, whatever comes of them. Returns the number of processes.
+
+    Only helps targets whose compiler keeps its results on disk, as Triton's does; harms none.
+    """
+    shares = max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) - 1, num_seeds))
+    command = [sys.executable, "-m", __name__, target_name, device, str(num_seeds), str(shares)]
+    workers = [
+        subprocess.Popen([*command, str(share)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for share in range(shares)
+    ]
+    try:
+        for worker in workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(LIMIT_S)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return shares
+
+
+def run_share(target_name: str, device: str, num_seeds: int, shares: int, share: int) -> None:
+    """Every `shares`-th trace, for its compilations alone: what it breaks is found again when it is judged."""
+    import torch
+
+    from properties.attention.budget import on_device
+    from properties.drive import drive
+    from properties.specs import spec_of
+    from properties.targets import load
+
+    torch.set_num_threads(1)
+    target = on_device(load(target_name), device)
+    for seed in range(share, num_seeds, shares):
+        drive(spec_of(target.level), target.make, seed)
+
+
+if __name__ == "__main__":
+    name, where, *numbers = sys.argv[1:]
+    run_share(name, where, *(int(number) for number in numbers))
