@@ -403,9 +403,14 @@ class Campaign:
 
     def _save(self) -> None:
         self._status_at = time.monotonic() + STATUS_EVERY_S
-        state = {name: run.tally for name, run in self.runs.items()}
+        state = {name: run.tally.with_open(self._unfinished(run)) for name, run in self.runs.items()}
         self.folder.write("state.json", {"elapsed_s": self.before_s + self.elapsed_s, "targets": state})
         self.folder.write("status.json", self.status())
+
+    def _unfinished(self, run: TargetRun) -> list[tuple[int, int]]:
+        """What workers are at now: should this process be killed, the next one runs it again."""
+        mine = [w for w in self.workers.values() if w.run is run and w.busy is not None and not w.reruns]
+        return [(max(w.next, w.busy[0]), w.busy[1]) for w in mine if w.busy is not None]
 
     def status(self) -> dict[str, Any]:
         """The plain status file: what a person or a script wants to know from outside."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -59,6 +61,9 @@ def root() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; ends the process. 0 fine, 1 findings, 2 a mistake or an error."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell (>&-)
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  (for as long as the process lives)
     sys.exit(_guarded(arguments))
 
 
@@ -74,17 +79,26 @@ def _guarded(arguments: list[str]) -> int:
     except UsageError as error:
         output.fail(str(error), as_json=as_json)
     except BrokenPipeError:
-        output.hush_broken_pipe()
+        output.hush()
     except KeyboardInterrupt:
         output.note("pagefault: interrupted")
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        output.fail(f"cannot read or write{where}: {error.strerror or error}", as_json=as_json)
+        output.fail(_io_words(error), as_json=as_json)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
         output.fail(f"{error.format_message()} `pagefault --help` lists the commands and options", as_json=as_json)
     return 2
+
+
+def _io_words(error: OSError) -> str:
+    from fuzz import output
+
+    reason = error.strerror or str(error)
+    if error.filename:
+        return f"cannot read or write {error.filename}: {reason}"
+    output.hush()  # no file of ours is open without a name but standard output
+    return f"cannot write standard output: {reason}. Make room, or send it elsewhere"
 
 
 if __name__ == "__main__":

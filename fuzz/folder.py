@@ -63,8 +63,9 @@ class Folder:
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             reason = error.strerror or str(error)
+            what = "--resume" if resume else "--out"
             raise UsageError(
-                f"--out {self.path} cannot be written: {reason}. Give a folder that you may write"
+                f"{what} {self.path} cannot be written: {reason}. Give a folder that you may write"
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from fuzz import corpus, messages, versions
 from fuzz.jobs import NO_LIMIT_S
 from fuzz.journal import Head, Journal
 from fuzz.seeds import case_seed, num_steps
-from properties.case import Case, write
+from properties.case import Case, encode, write
 from properties.contract import AdapterError, UsageError
 from properties.drive import drive
 from properties.levels import LevelSpec
@@ -218,7 +218,11 @@ class Loop:
             breaches=tuple(verdict.breaches),
         )
         path = self.pending / f"{safe_name(self.target.name)}-{id}-{occurrence}.json"
-        write(case, path)
+        try:
+            write(case, path)
+        except OSError:
+            self.say(messages.Note(text=f"this case could not be saved; it is here whole:\n{encode(case).decode()}"))
+            raise
         self.say(messages.Found(path=str(path), property=id, occurrence=occurrence, preceding=tuple(self.preceding)))
 
     def _keep_if_new(self, geometry: Any, verdict: Verdict) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -24,19 +25,21 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal, on standard error."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    """A line for the person at the terminal, on standard error. A full disk or a closed pipe there stops nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def fail(message: str, *, as_json: bool) -> None:
     """One line that says what is wrong and what to do; as JSON as well where that was asked for. Does not exit."""
     line = " ".join(message.split())
     if as_json:
-        say(json.dumps({"error": line, "exit_code": 2}))
+        with contextlib.suppress(OSError):
+            say(json.dumps({"error": line, "exit_code": 2}))
     note(f"pagefault: {line}")
 
 
-def hush_broken_pipe() -> None:
-    """`pagefault ... | head` is no error: point standard output at nothing, so that the final flush is quiet."""
+def hush() -> None:
+    """Point standard output at nothing, where it cannot be written any more, so that the final flush is quiet."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

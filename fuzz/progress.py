@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -44,12 +45,13 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        if self._status is not None:
-            from rich.text import Text
-
-            self._status.console.print(Text(line), soft_wrap=True)
-        else:
+        if self._status is None:
             note(line)
+            return
+        from rich.text import Text
+
+        with contextlib.suppress(OSError):  # a terminal that is gone is no reason to stop
+            self._status.console.print(Text(line), soft_wrap=True)
 
     def update(self, campaign: Campaign) -> None:
         """Show the state of things; called often, prints rarely."""

@@ -76,6 +76,11 @@ class Tally(msgspec.Struct):
         self.next_block += 1
         return first, stop
 
+    def with_open(self, more: list[tuple[int, int]]) -> Tally:
+        """The same counters, with these ranges among those that are still to be run."""
+        left = [(first, stop) for first, stop in more if first < stop]
+        return msgspec.structs.replace(self, open=[*left, *self.open])
+
     def give_back(self, first: int, stop: int) -> None:
         """Cases that were handed out and not run."""
         if first < stop:

@@ -16,7 +16,7 @@ TEMPLATES = Path(fuzz.__file__).parent / "templates"
 
 
 def command(
-    kind: Annotated[str, typer.Argument(help="Level of the target: blocks or engine.", metavar="KIND")],
+    kind: Annotated[str, typer.Argument(help="Level of the target: blocks, engine or cache.", metavar="KIND")],
     file: Annotated[str, typer.Argument(help="Where to write it; must not exist yet.", metavar="FILE")],
     json_: Json = False,
 ) -> int:
@@ -49,5 +49,11 @@ def _write_new(path: Path, text: str) -> None:
         raise UsageError(
             f"FILE {path} cannot be written: {error.strerror}. Give a folder that exists and may be written"
         ) from None
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # half a template, or an empty file, would only stand in the way of the next try
+        raise UsageError(
+            f"FILE {path} cannot be written: {error.strerror}. Make room, or give another folder"
+        ) from None

@@ -59,6 +59,8 @@ def command(
             start_again(campaign, saved, note)
         save_options(folder, options)
     except DiskError as error:
+        if saved is None:
+            folder.remove_if_empty()
         raise UsageError(str(error)) from None
     folder.link_latest()
     note(_opening(campaign))
@@ -134,9 +136,18 @@ def _folder(saved: Saved | None, out: str | None, options: Options) -> Folder:
     if out is not None and not out.strip():
         raise UsageError("--out is empty: give a folder, or leave it out")
     path = default_path(list(options.targets)) if out is None else Path(out)
-    if path.is_file():
+    if _is_file(path):
         raise UsageError(f"--out {path} is a file: give a folder")
     return Folder(path, path / "corpus" if out is not None else path.parent / "corpus")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise UsageError(
+            f"--out {path} cannot be written: {error.strerror}. Give a folder that you may write"
+        ) from None
 
 
 def _opening(campaign: Campaign) -> str:

@@ -9,7 +9,7 @@ import pytest
 from fuzz import journal, messages
 from fuzz.loop import Loop
 from fuzz.seeds import case_seed
-from properties.case import read
+from properties.case import decode, read
 from properties.specs import spec_of
 from properties.targets import load
 from tests.fuzz.helpers import bad
@@ -53,6 +53,20 @@ def test_the_journal_holds_the_last_case_whole(tmp_path: Path) -> None:
     assert (tail.head.index, tail.head.seed) == (2, case_seed(1, "ours", 2))
     assert tail.operations[-1] == SPEC.closing
     assert len(tail.operations) == tail.head.num_steps
+
+
+def test_a_case_that_cannot_be_saved_is_handed_over_whole(tmp_path: Path) -> None:
+    said: list[messages.Message] = []
+    loop = _loop(bad("Leaky"), tmp_path, said)
+    (tmp_path / "pending").rmdir()
+    (tmp_path / "pending").touch()
+    with pytest.raises(OSError, match="Not a directory"):
+        loop.obey(_slice(0, 60))
+    words, text = next(message.text for message in said if isinstance(message, messages.Note)).split("\n", 1)
+
+    assert words == "this case could not be saved; it is here whole:"
+    assert decode(text.encode()).target == bad("Leaky")
+    assert not [message for message in said if isinstance(message, messages.Found)]
 
 
 def test_a_clause_is_kept_at_its_first_second_fourth_and_eighth_time(tmp_path: Path) -> None:

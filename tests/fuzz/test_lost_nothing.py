@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from properties.case import read
+from properties.case import decode, read
 from tests.fuzz.helpers import bad, command, environment, pagefault
 
 
@@ -134,6 +135,90 @@ def test_a_full_disk_ends_in_one_clear_line_and_what_was_found_is_kept(tmp_path:
     assert "what was found so far is kept, and --resume goes on with it" in line
     for path in (out / "findings").glob("*.json"):
         read(path)  # whole, or it would raise
+
+
+def test_a_folder_that_cannot_be_written_any_more_ends_the_run_with_all_that_was_found(tmp_path: Path) -> None:
+    """Another file system is mounted, a share is gone: here the folder of findings turns into a file."""
+    out = tmp_path / "o"
+    with _running("-t", bad("Leaky"), "--time", "60s", "--seed", 1, "--out", out, cwd=tmp_path) as process:
+        _wait_for(lambda: len(_findings(out)) > 1)
+        (out / "findings").rename(tmp_path / "gone")
+        (out / "findings").touch()
+        printed, err = process.communicate(timeout=60)
+    found = {line.split()[2] for line in err.splitlines() if line.startswith("FOUND")}
+
+    assert process.returncode == 2, err
+    assert len(found) > 1
+    assert all(f"{property}" in printed for property in found), "each that was announced is told in full, or in a line"
+    assert "REF-1: a stored reference count equals" in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("cannot write")]
+    assert "Not a directory. Make room or give --out DIR on another disk" in line
+    case = err[err.index("this case could not be saved; it is here whole:\n") :].split("\n", 1)[1]
+    assert decode(case[: case.index("\n}\n") + 3].encode()).property
+
+
+def _limited(bytes_: int, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_}, {bytes_})); "
+    code = limit + "from fuzz.cli import main; main()"
+    line = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_new_target_leaves_nothing_half_written(tmp_path: Path) -> None:
+    done = _limited(1000, "new-target", "blocks", "mine.py", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert (
+        done.stderr == "pagefault: FILE mine.py cannot be written: File too large. Make room, or give another folder\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_campaign_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    done = _limited(10, "run", "-t", "ours", "--time", "1s", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "campaign.json: File too large. Make room" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["targets"], ["targets", "--json"], ["run", "-t", "ours", "--cases", "2"]])
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str], tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(*arguments), cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )  # fmt: skip
+
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    words = "cannot write standard output: No space left on device. Make room, or send it elsewhere"
+    assert last == f"pagefault: {words}"
+
+
+def test_words_for_the_user_that_cannot_be_written_stop_nothing(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command("run", "-t", bad("Leaky"), "--cases", 60, "--seed", 1, "--json"),
+            cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=full, text=True, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["targets"][bad("Leaky")]["cases"] >= 60
+
+
+def test_what_a_worker_was_at_when_all_was_killed_is_run_again(tmp_path: Path) -> None:
+    """The ranges that workers were given are on file as unfinished, up to the case that they had come to."""
+    out = tmp_path / "o"
+    with _running("-t", "ours", "--time", "60s", "--seed", 1, "--out", out, cwd=tmp_path) as process:
+        _wait_for(lambda: (out / "state.json").exists() and json.loads((out / "state.json").read_bytes())["targets"])
+        _wait_for(lambda: json.loads((out / "state.json").read_bytes())["targets"]["ours"]["cases"])
+        process.kill()
+    tally = json.loads((out / "state.json").read_bytes())["targets"]["ours"]
+    handed_out = tally["next_block"] * 64
+    again = pagefault("run", "--resume", out, "--cases", handed_out, "--json", cwd=tmp_path)
+
+    assert sum(stop - first for first, stop in tally["open"]) == handed_out - tally["cases"] > 0
+    assert again.json["targets"]["ours"]["cases"] == handed_out, "each case once"
 
 
 def test_a_campaign_in_use_is_not_joined(tmp_path: Path) -> None:
