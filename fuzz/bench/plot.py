@@ -13,6 +13,7 @@ _CEILINGS = {
     "store": ("copy_tb_s", "copy ceiling"),
     "prefill": ("product_tflops", "matrix product"),
 }
+_MARKERS = "osD^vPX*"
 
 
 def require_matplotlib() -> None:
@@ -39,34 +40,54 @@ def figure(result: Result) -> Any:
     kinds = [kind for kind in _CEILINGS if any(row.kind == kind and row.us for row in result.rows)]
     if not kinds:
         raise UsageError("--plot: nothing was timed, so there is nothing to draw")
-    widths = [2 + len({row.case for row in result.rows if row.kind == kind}) for kind in kinds]
-    drawn = Figure(figsize=(max(7.0, 0.62 * sum(widths)), 6.0), layout="constrained")
+    widths = [max(3, len({row.case for row in result.rows if row.kind == kind})) for kind in kinds]
+    drawn = Figure(figsize=(max(7.0, 1.5 + 0.7 * sum(widths)), 6.5), layout="constrained")
     panels = drawn.subplots(1, len(kinds), squeeze=False, width_ratios=widths)[0]
     for axes, kind in zip(panels, kinds, strict=True):
         _panel(axes, kind, result)
-    drawn.suptitle(f"{result.device_name}, {result.rows[0].dtype}, {result.date}")
+    handles = {line.get_label(): line for axes in panels for line in axes.lines if line.get_marker() != "None"}
+    drawn.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize="small")
+    drawn.suptitle(f"{result.device_name}, {result.rows[0].dtype}, {result.date}", fontsize="medium")
     return drawn
 
 
 def _panel(axes: Any, kind: str, result: Result) -> None:
     rows = [row for row in result.rows if row.kind == kind]
     cases = list(dict.fromkeys(row.case for row in rows))
-    factor, unit = (1.0, "TFLOP/s") if kind == "prefill" else (1e3, "GB/s") if result.device == "cpu" else (1.0, "TB/s")
-    for target, marker in zip((result.target, *result.against), "osD^vPX*<>" * 9, strict=False):
+    factor, unit = _unit(kind, result.device)
+    for index, target in enumerate((result.target, *result.against)):
         points = [(cases.index(row.case), _speed(row) * factor) for row in rows if row.target == target and row.us]
         if points:
-            axes.plot(*zip(*points, strict=True), marker, label=target, alpha=0.8)
+            style = {"color": f"C{index % 10}", "marker": _MARKERS[index % len(_MARKERS)], "linestyle": "none"}
+            axes.plot(*zip(*points, strict=True), label=target, alpha=0.8, **style)
     field, label = _CEILINGS[kind]
     ceiling = getattr(result.ceilings, field)
     if ceiling is not None:
-        text = f"{label} {ceiling * factor:.3g} {unit}"
+        text = f"{label} {ceiling * factor:.3g}"
         axes.axhline(ceiling * factor, color="black", linestyle="--", linewidth=1, label=text)
+        at = (0.5, ceiling * factor)
+        axes.annotate(
+            text,
+            at,
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
+        )
     axes.set_xticks(range(len(cases)), cases, rotation=60, ha="right", rotation_mode="anchor", fontsize="small")
-    axes.set_ylim(bottom=0)
-    axes.set_title(kind)
-    axes.set_ylabel(unit)
+    axes.set_xlim(-0.6, len(cases) - 0.4)
+    axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.05)
+    axes.set_title(f"{kind}, {unit}", fontsize="medium")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+
+
+def _unit(kind: str, device: str) -> tuple[float, str]:
+    """Factor from what `Row` holds, and the unit that suits the device."""
+    on_cpu = device == "cpu"
+    if kind == "prefill":
+        return (1e3, "GFLOP/s") if on_cpu else (1.0, "TFLOP/s")
+    return (1e3, "GB/s") if on_cpu else (1.0, "TB/s")
 
 
 def _speed(row: Row) -> float:

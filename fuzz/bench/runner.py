@@ -38,7 +38,7 @@ def measure_ceilings(cases: Sequence[AnyCase], device: str) -> Ceilings:
     kinds = {case.kind for case in cases}
     most = min(4 << 30 if device != "cpu" else 512 << 20, free_bytes(device) // 4)
     dtype = DTYPES[cases[0].dtype]
-    size = 8192 if device != "cpu" else 1024
+    size = 8192 if device != "cpu" else 512
     return Ceilings(
         read_tb_s=timing.read_ceiling_tb_s(most, device) if "decode" in kinds else None,
         copy_tb_s=timing.copy_tb_s(most // 2, device) if "store" in kinds else None,
@@ -56,8 +56,21 @@ def run_case(case: AnyCase, contenders: Sequence[Contender], device: str, ceilin
         tell(f"{case.kind} {case.text}: {contender.name}")
         rows.append(_with_rate(_measure(contender, scenes, check, device, flush), case, ceilings))
         if device != "cpu":
+            if gpu_is_lost(rows):
+                break
             torch.cuda.empty_cache()
     return with_ratios(rows, contenders[0].name)
+
+
+def gpu_is_lost(rows: Sequence[Row]) -> bool:
+    """Whether the last row left a GPU that answers no call any more (an illegal access ends the process's use of it)."""
+    if not rows or rows[-1].state != "failed":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _measure(
@@ -151,7 +164,7 @@ def _with_rate(row: Row, case: AnyCase, ceilings: Ceilings) -> Row:
     return msgspec.structs.replace(row, tb_s=rate, of_ceiling=rate / ceiling if ceiling else None)
 
 
-def is_interpreted(contender: Contender, case: AnyCase) -> bool:
+def is_interpreted(contender: Contender, case: AnyCase, device: str) -> bool:
     """Whether a tiny case of this kind runs Triton kernels in the interpreter."""
     if isinstance(case, Case):
         context = min(case.context, 2)
@@ -160,7 +173,7 @@ def is_interpreted(contender: Contender, case: AnyCase) -> bool:
         tiny = replace(case, num_tokens=1)
     if contender.why_not(tiny) is not None:
         return False
-    scene = make_scenes(tiny, "cpu")[0]
+    scene = make_scenes(tiny, device)[0]
     with suppress(Exception):  # whatever it is, the case itself will show it
         contender.prepare(scene).call()
     if guard.why_unavailable() is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from fuzz.bench.cases import ITEMSIZES, AnyCase, BadCase, parse
 from fuzz.bench.contenders import Contender, make_contender
 from fuzz.bench.memory import why_too_big
 from fuzz.bench.result import Result, Row, compare
-from fuzz.bench.runner import Tell, is_interpreted, measure_ceilings, run_case
+from fuzz.bench.runner import Tell, gpu_is_lost, is_interpreted, measure_ceilings, run_case
 from fuzz.bench.suites import SUITES, default_cases
 from fuzz.versions import distribution_of, installed
 from properties.contract import UsageError
@@ -43,13 +44,18 @@ def run(wish: Wish, tell: Tell) -> Result:
     cases, left_out = _cases(wish, device, dtype)
     tell(f"looking for {', '.join((wish.target, *wish.against))}")
     contenders, missing = _contenders(wish, device)
-    for case in _one_of_each_kind(cases) if device == "cpu" else ():
-        contenders = _without_interpreted(contenders, case, missing)
+    for case in _one_of_each_kind(cases) if device == "cpu" or os.environ.get("TRITON_INTERPRET") == "1" else ():
+        contenders = _without_interpreted(contenders, case, device, missing)
     tell("measuring the ceilings")
     ceilings = measure_ceilings(cases, device)
     rows: list[Row] = []
     for case in cases:
         rows += run_case(case, contenders, device, ceilings, tell)
+        if device == "cuda" and gpu_is_lost(rows):
+            left_out["the rest"] = (
+                f"everything behind {case.text}: the GPU answers no call after what {rows[-1].target} did"
+            )
+            break
     return Result(
         date=datetime.date.today().isoformat(),
         device=device,
@@ -98,6 +104,8 @@ def _cases(wish: Wish, device: str, dtype: str) -> tuple[list[AnyCase], dict[str
 def _contenders(wish: Wish, device: str) -> tuple[list[Contender], dict[str, str]]:
     """The target first; and the peers that are not here, with how to get them."""
     named = [name for name in wish.against if name != INSTALLED_PEERS]
+    if wish.target in named:
+        raise UsageError(f"--against {wish.target} is the target itself: name another")
     absent = {name: reason for name in peers.PEERS_BY_NAME if (reason := peers.found(name)) is not None}
     missing = {name: f"{reason}. {peers.PEERS_BY_NAME[name].how_to_get}" for name, reason in absent.items()}
     contenders = [make_contender(name, device) for name in dict.fromkeys((wish.target, *named))]
@@ -116,11 +124,13 @@ def _one_of_each_kind(cases: Sequence[AnyCase]) -> list[AnyCase]:
     return list({case.kind: case for case in reversed(cases)}.values())
 
 
-def _without_interpreted(contenders: list[Contender], case: AnyCase, missing: dict[str, str]) -> list[Contender]:
+def _without_interpreted(
+    contenders: list[Contender], case: AnyCase, device: str, missing: dict[str, str]
+) -> list[Contender]:
     """Those whose time means something on this machine."""
     kept = []
     for contender in contenders:
-        if is_interpreted(contender, case):
+        if is_interpreted(contender, case, device):
             reason = (
                 f"{contender.name} runs in Triton's interpreter here, where a time means nothing. Time it on a machine with a "
                 f"GPU; `pagefault run -t {contender.name}` checks its answers here"

@@ -88,7 +88,7 @@ def _cells(row: Row, device: str) -> list[str]:
     speed = flops(row.tflops, device) if row.tflops is not None else rate(row.tb_s or 0.0, device)
     marks = [row.how or "", "plain call" if row.plain else ""]
     return [
-        duration(row.us), speed, _number(row.of_ceiling, ".2f"), _number(row.ratio, ".3f"), _number(row.error, ".1e"),
+        duration(row.us), speed, _number(row.of_ceiling, ".2f"), _ratio(row.ratio), _number(row.error, ".1e"),
         ", ".join(mark for mark in marks if mark),
     ]  # fmt: skip
 
@@ -102,6 +102,10 @@ def duration(us: float) -> str:
     return f"{us:.1f} us" if us < 1000 else f"{us:.0f} us" if us < 10000 else f"{us / 1e3:.2f} ms"
 
 
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value < 100 else f"{value:.0f}"
+
+
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
@@ -112,7 +116,7 @@ def _means(result: Result) -> Table:
     for name in ("geometric mean", "least", "most", "cases"):
         table.add_column(name, justify="right")
     for row in result.compared:
-        numbers = (f"{row.geometric_mean:.3f}", f"{row.least:.3f}", f"{row.most:.3f}", str(row.num_cases))
+        numbers = (_ratio(row.geometric_mean), _ratio(row.least), _ratio(row.most), str(row.num_cases))
         table.add_row(f"{row.against}, {row.kind}", *numbers)
     return table
 

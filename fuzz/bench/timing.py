@@ -104,14 +104,14 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def clock_us(calls: Sequence[Call], budget_s: float = CPU_BUDGET_S, flush: torch.Tensor | None = None) -> float:
+def clock_us(calls: Sequence[Call], flush: torch.Tensor | None = None) -> float:
     """Shortest time of one call on a CPU, in microseconds, each after the cache was filled with other data.
 
     Not the median: what makes a call longer here is other work on the machine.
     """
     times: list[float] = []
     spent_s = 0.0
-    while len(times) < CPU_LEAST_CALLS or (spent_s < budget_s and len(times) < CPU_MOST_CALLS):
+    while len(times) < CPU_LEAST_CALLS or (spent_s < CPU_BUDGET_S and len(times) < CPU_MOST_CALLS):
         if flush is not None:
             flush.add_(1.0)
         start = time.perf_counter()
