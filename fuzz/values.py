@@ -24,11 +24,20 @@ def seconds(text: str, option: str, *, longest_s: float = LONGEST_S) -> float:
     parts = _PART.findall(text.strip().lower())
     remedy = f"give more than 0 and at most {plain_seconds(longest_s)}, for example 60s or 8h"
     if not parts or "".join(number + unit for number, unit in parts) != text.strip().lower():
-        raise UsageError(f"{option} {text!r} is no length of time: {remedy}")
+        raise UsageError(f"{option} {clipped(text)!r} is no length of time: {remedy}")
     total = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < total <= longest_s:
-        raise UsageError(f"{option} {text} is out of range: {remedy}")
+        raise UsageError(f"{option} {clipped(text)} is out of range: {remedy}")
     return total
+
+
+def clipped(text: str, most: int = 60) -> str:
+    """A value as it is shown in a message.
+
+    >>> clipped("9" * 1000, 10)
+    '9999999999... (1000 characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def whole(text: str, option: str, least: int, most: int, example: str) -> int:
@@ -37,16 +46,16 @@ def whole(text: str, option: str, least: int, most: int, example: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise UsageError(f"{option} {text!r} is no whole number: {remedy}") from None
+        raise UsageError(f"{option} {clipped(text)!r} is no whole number: {remedy}") from None
     if not least <= number <= most:
-        raise UsageError(f"{option} {text} is out of range: {remedy}")
+        raise UsageError(f"{option} {clipped(text)} is out of range: {remedy}")
     return number
 
 
 def choice(text: str, option: str, choices: tuple[str, ...]) -> str:
     """One of a few words."""
     if text not in choices:
-        raise UsageError(f"{option} {text!r} is unknown: give {' or '.join(choices)}")
+        raise UsageError(f"{option} {clipped(text)!r} is unknown: give {' or '.join(choices)}")
     return text
 
 
@@ -58,11 +67,13 @@ def existing_file(text: str, option: str) -> Path:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise UsageError(f"{option} {text}: no such file (looked for {path.absolute()})") from None
+        raise UsageError(f"{option} {clipped(text, 200)}: no such file (looked for {path.absolute()})") from None
     except (OSError, ValueError) as error:  # a loop of links, a name too long, a folder that may not be entered
-        raise UsageError(f"{option} {text}: {getattr(error, 'strerror', None) or error}. Give a file") from None
+        raise UsageError(
+            f"{option} {clipped(text, 200)}: {getattr(error, 'strerror', None) or error}. Give a file"
+        ) from None
     if stat.S_ISDIR(mode):
-        raise UsageError(f"{option} {text} is a folder: give a file")
+        raise UsageError(f"{option} {clipped(text, 200)} is a folder: give a file")
     if not stat.S_ISREG(mode):
         raise UsageError(f"{option} {text} is no plain file: give a file")
     return path
@@ -81,3 +92,10 @@ def plain_seconds(value: float) -> str:
     days, hours = divmod(hours, 24)
     parts = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
     return "".join(f"{number}{unit}" for number, unit in parts if number)
+
+
+def case_path(text: str) -> Path:
+    """The path of a case file, which may not be there."""
+    if not text.strip():
+        raise UsageError("CASE is empty: give a case file, as a campaign writes them (pagefault-out/latest/findings)")
+    return Path(text)

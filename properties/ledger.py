@@ -59,7 +59,7 @@ def read_ledger(path: Path | None) -> Ledger:
         entries = msgspec.json.decode(file.read_bytes(), type=tuple[Entry, ...])
     except OSError as error:
         raise UsageError(f"cannot read the known failures {file}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not a list of known failures: {error}") from None
     for entry in entries:
         clause(entry.property)

@@ -25,6 +25,8 @@ def command(
     """Replay cases, each in a fresh process: FIXED, FAILED or ERROR; exit 0, 1 or 2, the worst wins."""
     device = values.choice(device, "--device", ("cpu", "cuda"))
     limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
+    for path in case:
+        values.case_path(path)
     results = replay_all(case, device, limit_s, (lambda result: None) if json_ else _tell, target)
     if json_:
         say(json.dumps([dataclasses.asdict(result) for result in results], indent=1))

@@ -103,6 +103,8 @@ def _options(
 ) -> Options:
     if saved is not None and not saved.forgot_targets and (target or seed is not None):
         raise UsageError("--resume keeps the campaign's targets and seed: leave out --target and --seed")
+    if not all(name.strip() for name in target or ()):
+        raise UsageError("--target is empty: give a name (`pagefault targets`), module:object or path.py:object")
     names = tuple(dict.fromkeys(target or (saved.targets if saved else DEFAULT_TARGETS)))
     chosen_seed = values.whole(seed, "--seed", 0, values.MOST_SEED, "1") if seed is not None else _seed(saved)
     return Options(

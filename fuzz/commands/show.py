@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from fuzz import values
 from fuzz.output import Json, emit, note
 from fuzz.story import tell
 from fuzz.whereabouts import check_level, located
@@ -28,7 +29,7 @@ def command(
     """Print a case: its clause, steps, explanation and replay command. Nothing is run."""
     if as_test and as_issue:
         raise UsageError("--as-test and --as-issue were both given: choose one")
-    path = Path(case)
+    path = values.case_path(case)
     found = read(path)
     if target is not None:
         found.target = target

@@ -45,6 +45,22 @@ MISTAKES = [
     (["new-target", "blocks", "no/where.py"], "no/where.py cannot be written", "Give a folder that exists"),
     (["check-target", "ours", "--time", "0"], "--time 0 is out of range", "at most 1h"),
     (["run", "--out", ""], "--out is empty", "give a folder"),
+    (["run", "--out", "n" * 300], "cannot be written: File name too long", "Give a folder that you may write"),
+    (["run", "--time", ""], "--time '' is no length of time", "for example 60s or 8h"),
+    (["run", "--time", "nan"], "--time 'nan' is no length of time", "for example 60s or 8h"),
+    (["run", "--cases", "1e99"], "--cases '1e99' is no whole number", "for example 1000"),
+    (["run", "--seed", "9" * 5000], "... (5000 characters)' is no whole number", "from 0 to"),
+    (["run", "--call-limit", "-1"], "--call-limit '-1' is no length of time", "for example 60s or 8h"),
+    (["run", "--known-failures", ""], "--known-failures is empty", "give a file"),
+    (["run", "--known-failures", "file"], "file is not a list of known failures", "truncated"),
+    (["run", "--resume", ""], "--resume is empty", "give the folder of a campaign"),
+    (["run", "--resume", "file"], "--resume file: it is a file", "Give the folder of a campaign"),
+    (["run", "-t", ""], "--target is empty", "path.py:object"),
+    (["repro", ""], "CASE is empty", "give a case file"),
+    (["show", ""], "CASE is empty", "give a case file"),
+    (["minimize", ""], "CASE is empty", "give a file"),
+    (["minimize", "file", "--time", "0"], "--time 0 is out of range", "at most 1d"),
+    (["targets", "--device", "tpu"], "--device 'tpu' is unknown", "cpu or cuda"),
 ]
 
 
