@@ -1,0 +1,216 @@
+"""Attention targets for the tests of `pagefault bench`: right ones of a known speed, and wrong ones, each in its own way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from properties.attention.capabilities import AttentionCapabilities
+from properties.attention.target import Batch, Output, Pool
+from properties.attention.targets.plain import PlainTorch
+
+
+class Right(PlainTorch):
+    """Right, and prepared."""
+
+    name = "right"
+    sleep_s = 0.0
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Output]:
+        return lambda: self._after_sleep(lambda: self.decode(pool, batch))
+
+    def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Output]:
+        return lambda: self._after_sleep(lambda: self.prefill(pool, batch))
+
+    def _after_sleep(self, call: Callable[[], Output]) -> Output:
+        time.sleep(self.sleep_s)
+        return call()
+
+
+class Brisk(Right):
+    """Thirty milliseconds a call, and a little."""
+
+    name = "brisk"
+    sleep_s = 0.030
+
+
+class Slow(Right):
+    """Three times that."""
+
+    name = "slow"
+    sleep_s = 0.090
+
+
+class SlowToConvert(Right):
+    """Half a second of conversions that no timed call may contain."""
+
+    name = "slow-to-convert"
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Output]:
+        time.sleep(0.5)
+        return super().prepare_decode(pool, batch)
+
+
+class HndOnly(PlainTorch):
+    """Takes another layout than the neutral one."""
+
+    name = "hnd-only"
+    capabilities = AttentionCapabilities(layouts=("hnd",), real_shapes=True)
+
+
+class VllmStore(PlainTorch):
+    """Stores in vLLM's packed layout."""
+
+    name = "vllm-store"
+    capabilities = AttentionCapabilities(store_layouts=("vllm",), real_shapes=True)
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        num_heads, chunks, page, x = pool.key_cache.shape[1:]
+        block, place = slot_mapping // page, slot_mapping % page
+        pool.key_cache[block, :, :, place] = keys.reshape(-1, num_heads, chunks, x)
+        pool.value_cache[block, :, :, place] = values
+
+
+class Zeros(PlainTorch):
+    """Returns zeros."""
+
+    name = "zeros"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        return Output(torch.zeros_like(batch.q))
+
+
+class NotANumber(PlainTorch):
+    """One NaN in one row."""
+
+    name = "nan"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        out = super()._read(pool, batch).out
+        out[-1, 0, 3] = torch.nan
+        return Output(out)
+
+
+class DropsTheLastToken(PlainTorch):
+    """Attends to a context that is one token short."""
+
+    name = "drops-last"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        return super()._read(pool, replace(batch, context_lens=tuple(n - 1 for n in batch.context_lens)))
+
+
+class IdentityTable(PlainTorch):
+    """Reads block i for block i."""
+
+    name = "identity-table"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        tables = tuple(tuple(range(len(table))) for table in batch.block_tables)
+        return super()._read(pool, replace(batch, block_tables=tables))
+
+
+class OneSequenceWrong(PlainTorch):
+    """The second-last sequence reads the table of the last one."""
+
+    name = "one-sequence"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        tables = (*batch.block_tables[:-2], batch.block_tables[-1], batch.block_tables[-1])
+        return super()._read(pool, replace(batch, block_tables=tables))
+
+
+class WrongHead(PlainTorch):
+    """Query heads are dealt to the KV heads in turn instead of in groups."""
+
+    name = "wrong-head"
+
+    def _per_query_head(self, tokens: Tensor, num_heads: int) -> Tensor:
+        return tokens.repeat(1, num_heads // tokens.shape[1], 1)
+
+
+class SlightlyWrong(PlainTorch):
+    """An output that is 4 % too large: less than the limit of a row in bfloat16, more than the tolerance of parity."""
+
+    name = "slightly-wrong"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        return Output(super()._read(pool, batch).out * 1.04)
+
+
+class ComputesBeforehand(PlainTorch):
+    """Does the work while the call is prepared; the call itself is free."""
+
+    name = "beforehand"
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Output]:
+        output = self.decode(pool, batch)
+        return lambda: output
+
+
+class StoresOneSlotFurther(PlainTorch):
+    """Every token lands one slot behind its own."""
+
+    name = "one-slot-further"
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        num_slots = pool.key_cache.shape[0] * pool.key_cache.shape[1]
+        super().store(pool, keys, values, (slot_mapping + 1) % num_slots)
+
+
+class StoresBeforehand(PlainTorch):
+    """Copies the tokens while the call is prepared."""
+
+    name = "store-beforehand"
+
+    def prepare_store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> Callable[[], None]:
+        kept = keys.clone()
+        return lambda: self.store(pool, kept, values, slot_mapping)
+
+
+class ForgetsValues(PlainTorch):
+    """Stores keys alone."""
+
+    name = "forgets-values"
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        super().store(Pool(pool.key_cache, pool.value_cache.clone(), pool.layout), keys, values, slot_mapping)
+
+
+class Crashes(PlainTorch):
+    """Raises what it does not declare."""
+
+    name = "crashes"
+    capabilities = AttentionCapabilities(real_shapes=True)
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        raise RuntimeError("an illegal memory access")
+
+
+class CrashesOutside(Crashes):
+    """The same, on shapes that it does not declare."""
+
+    name = "crashes-outside"
+    capabilities = AttentionCapabilities(head_sizes=(256,))
+
+
+class Refuses(PlainTorch):
+    """Declines with a declared refusal."""
+
+    name = "refuses"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        raise NotImplementedError("blocks of 64 tokens only")
+
+
+class ReturnsNothing(PlainTorch):
+    """Breaks the protocol."""
+
+    name = "returns-nothing"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        return None  # type: ignore[return-value]
