@@ -59,12 +59,16 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole bench. missing: targets that cannot run here, and why; left_out: default cases too big for this memory."""
+    """A whole bench. missing: targets that cannot run here, and why; left_out: default cases too big for this memory.
+
+    load: on a CPU, what else kept each processor busy while it started (1 = one more process); None on a GPU.
+    """
 
     version: int = VERSION
     date: str
     device: str
     device_name: str
+    load: float | None = None
     versions: dict[str, str]
     target: str
     against: tuple[str, ...]

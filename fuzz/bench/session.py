@@ -46,6 +46,7 @@ def run(wish: Wish, tell: Tell) -> Result:
     contenders, missing = _contenders(wish, device)
     for case in _one_of_each_kind(cases) if device == "cpu" or os.environ.get("TRITON_INTERPRET") == "1" else ():
         contenders = _without_interpreted(contenders, case, device, missing)
+    load = os.getloadavg()[0] / (os.cpu_count() or 1) if device == "cpu" else None
     tell("measuring the ceilings")
     ceilings = measure_ceilings(cases, device)
     rows: list[Row] = []
@@ -60,6 +61,7 @@ def run(wish: Wish, tell: Tell) -> Result:
         date=datetime.date.today().isoformat(),
         device=device,
         device_name=torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        load=load,
         versions=_versions(contenders),
         target=wish.target,
         against=tuple(contender.name for contender in contenders[1:]),

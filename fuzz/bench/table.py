@@ -15,6 +15,10 @@ WIDTH = 240
 """No cell is ever cut: a table is as wide as it needs to be, about 115 columns for the default cases."""
 
 
+BUSY = 0.7
+"""Load a processor from which times on a CPU are not to be trusted."""
+
+
 def in_words(result: Result) -> str:
     """Everything that is printed, findings last."""
     console = Console(file=io.StringIO(), width=WIDTH, highlight=False, color_system=None)
@@ -131,6 +135,11 @@ def _marks(result: Result) -> list[str]:
     }
     lines = [ratio] if result.against else []
     lines += [text for how, text in texts.items() if how in hows]
+    if result.load is not None and result.load > BUSY:
+        lines.append(
+            f"this machine is busy (load {result.load:.1f} a processor): times on its CPU are too long, by a factor of several "
+            "where threads wait for each other; run it again on an idle one"
+        )
     if any(row.plain and row.us for row in result.rows):
         lines.append(
             "plain call: the adapter's own conversions are in the time; `prepare_*` takes them out (docs/bench.md)"

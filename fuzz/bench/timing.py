@@ -22,7 +22,7 @@ EVENT_CALLS = 30
 CPU_FLUSH_BYTES = 128 << 20
 """Larger than the part of the last-level cache that one process of a server CPU can use."""
 CPU_BUDGET_S = 0.4
-CPU_LEAST_CALLS, CPU_MOST_CALLS = 3, 15
+CPU_LEAST_CALLS, CPU_MOST_CALLS = 3, 30
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fuzz import cli
@@ -216,3 +217,8 @@ def test_the_plot_has_every_point_and_the_ceiling() -> None:
 def test_a_rate_above_the_ceiling_is_explained() -> None:
     assert "still in the cache" not in in_words(_result())
     assert "still in the cache" in in_words(_result(_row("c", "ours", 64.0, of_ceiling=1.42)))
+
+
+def test_a_busy_cpu_is_said() -> None:
+    assert "this machine is busy" not in in_words(msgspec.structs.replace(_result(), load=0.2))
+    assert "this machine is busy (load 2.5" in in_words(msgspec.structs.replace(_result(), load=2.5))
