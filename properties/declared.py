@@ -52,16 +52,16 @@ def _types(caps: Capabilities) -> Iterator[Problem]:
 
 def _sizes(caps: Capabilities) -> Iterator[Problem]:
     sizes, (least, most) = caps.block_sizes, caps.num_blocks
-    if not sizes or min(sizes) < 1:
+    smallest = min(sizes, default=0)
+    if smallest < 1:
         yield f"block_sizes is {sizes}", "name at least one size of 1 token or more"
-        return
     if not 1 <= least <= most:
         yield f"num_blocks is {caps.num_blocks}", "give the smallest and the largest pool, 1 or more"
         return
     if len(caps.reserved_blocks) >= most:
         yield f"{len(caps.reserved_blocks)} reserved blocks fill the largest pool of {most}", "raise num_blocks"
-    if least * min(sizes) > MOST_TOKENS:
-        what = f"the smallest pool, {least} blocks of {min(sizes)}, has {least * min(sizes):,} tokens"
+    if least * smallest > MOST_TOKENS:
+        what = f"the smallest pool, {least} blocks of {smallest}, has {least * smallest:,} tokens"
         yield what, f"accept pools of at most {MOST_TOKENS:,} tokens: small ones find more"
     wrong = [block for block in caps.reserved_blocks if not 0 <= block < least]
     if wrong:
@@ -85,6 +85,13 @@ def _limits(caps: Capabilities) -> Iterator[Problem]:
         value = getattr(caps, name, None)
         if value is not None and value < least:
             yield f"{name} is {value}", f"give {least} or more" + (", or None" if name.startswith("max_") else "")
+    if hasattr(caps, "max_batch_rows") and caps.max_tokens == 1:
+        yield "max_tokens is 1", "a request has a prompt and a new token: give 2 or more, or None"
+    if caps.watermark_blocks + len(caps.reserved_blocks) >= caps.num_blocks[1]:
+        yield (
+            f"watermark_blocks is {caps.watermark_blocks} and the largest pool {caps.num_blocks[1]}",
+            "raise num_blocks",
+        )
     fewest, rows = getattr(caps, "max_batch_rows", (1, 1))
     if not 1 <= fewest <= rows:
         yield f"max_batch_rows is {(fewest, rows)}", "give the smallest and the largest number of rows, 1 or more"

@@ -9,7 +9,7 @@ from paged_ref.ownership import LiveSequence, blocks_of_slots, holders
 from properties.blocks import access, calls, opening, pool
 from properties.blocks.operations import Geometry
 from properties.blocks.probe import Crashed, Probe, Refused
-from properties.blocks.state import State
+from properties.blocks.state import Release, State
 from properties.contract import AdapterError
 
 
@@ -160,9 +160,10 @@ class Bench:
         """Note the blocks that nobody holds any more."""
         state = self.state
         remaining = holders(other.blocks for other in state.live.values())
+        state.num_releases += 1
         for index, block in enumerate(seq.blocks):
             if block not in remaining:
-                state.released[block] = (state.step, -index)
+                state.released[block] = Release(state.step, state.num_releases, -index)
                 state.shadow.event(block, state.step, f"{how} {seq.name}")
 
     def _mark_hits(self, seq: LiveSequence, cached: int, hits: Collection[int], before: Collection[int] | None) -> None:

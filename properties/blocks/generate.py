@@ -27,6 +27,7 @@ from properties.blocks.operations import (
     SwapOut,
     Truncate,
 )
+from properties.blocks.reach import FEW_BLOCKS
 from properties.blocks.state import State
 from properties.protocol import Capabilities
 
@@ -59,8 +60,8 @@ def choose_geometry(below: Below, capabilities: Capabilities, offers: frozenset[
     small = [size for size in sizes if size <= 5] or sizes[:1]
     size = sizes[below(len(sizes))] if below(12) == 11 else small[below(len(small))]
     least, most = capabilities.num_blocks
-    reserved = len(capabilities.reserved_blocks)
-    num_blocks = max(least, min(most, reserved + 3 + below(6)))
+    unusable = len(capabilities.reserved_blocks) + capabilities.watermark_blocks
+    num_blocks = max(least, min(most, unusable + FEW_BLOCKS + below(6)))
     weak = capabilities.weak_hash and below(6) == 5
     window = 1 + below(3 * size) if capabilities.window and below(6) == 5 else None
     swaps = "swap_out" in offers and "swap_in" in offers

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from paged_ref.ownership import LiveSequence
-from properties.blocks.state import State
+from properties.blocks.state import Release, State
 from properties.protocol import slots_from_table
 
 
@@ -172,7 +172,7 @@ class Eviction(NamedTuple):
     """A cached block that nobody held was handed out: when it was released, and what else could have been."""
 
     block: int
-    released: tuple[int, int]
+    released: Release
     older: tuple[int, ...]
     run: int
 
@@ -205,8 +205,8 @@ def judge_eviction_order(state: State, evicted: Collection[Eviction]) -> None:
             block = passed_over[0]
             state.report(
                 "EVICT-2P",
-                f"block {eviction.block} (released at step {eviction.released[0]}) was evicted although block {block} "
-                f"was released before it, at step {state.released[block][0]}"
-                + ("" if state.released[block][0] != eviction.released[0] else ", as a leaf behind it"),
+                f"block {eviction.block} (released at step {eviction.released.step}) was evicted although block {block} "
+                f"was released before it, at step {state.released[block].step}"
+                + (", as a leaf behind it" if state.released[block].serial == eviction.released.serial else ""),
             )
             return

@@ -20,6 +20,14 @@ class Parked(NamedTuple):
     salt: str | None
 
 
+class Release(NamedTuple):
+    """When a block was released: the step, the how manieth release it was (a step may be several), leaf before parent."""
+
+    step: int
+    serial: int
+    order: int
+
+
 class State:
     """The model's side of one trace. The judges read it; the referee changes it.
 
@@ -42,7 +50,8 @@ class State:
         self.holders: dict[int, int] = {}
         self.handed: list[int] = [0] * geometry.num_blocks
         self.dropped: dict[int, int] = {}
-        self.released: dict[int, tuple[int, int]] = {}
+        self.released: dict[int, Release] = {}
+        self.num_releases = 0
         self.free: list[int] | None = None
         self.cached: frozenset[int] | None = None
         self.refs: list[int] | None = None
