@@ -202,6 +202,11 @@ def _judge_tables(state: EngineState, pairs: Pairs, batch: StepBatch) -> None:
         state.judged["BATCH-4"] += 1
         for logical in range(-(-row.stop // size)):
             position = logical * size
+            if state.geometry.window:
+                read = [p for p in range(position, min(position + size, row.stop)) if state.is_read(p, row.start)]
+                if not read:
+                    continue  # released, or wholly before the window: no kernel reads that entry
+                position = read[0]
             right = request.slots[position] // size if position < len(request.slots) else None
             block = table[logical] if logical < len(table) else None
             if block != right:

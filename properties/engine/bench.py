@@ -85,7 +85,7 @@ class EngineBench:
         state = self.state
         if not self._are_slots(request, slots):
             slots = ()
-        gone = bool(request.computed) and tuple(slots[: request.computed]) != tuple(request.slots[: request.computed])
+        gone = bool(request.computed) and self._has_lost(request, slots)
         if gone:
             request.away, request.left_at = "preempted", self.state.num_launched
             request.computed = request.verified = 0
@@ -94,6 +94,18 @@ class EngineBench:
         old, request.slots = request.blocks, slots
         request.blocks = blocks_of_slots(slots, state.block_size)
         self._count(old, request, everything=gone)
+
+    def _has_lost(self, request: Request, slots: Sequence[int]) -> bool:
+        """Whether what a request had computed is elsewhere now. Blocks that a window released are no loss."""
+        before, now = request.slots[: request.computed], slots[: request.computed]
+        if tuple(before) == tuple(now):
+            return False
+        if not self.state.geometry.window or len(now) < len(before):
+            return True
+        released = [slot for slot, new in zip(before, now, strict=True) if new != slot and new == -1]
+        if released:
+            self.state.marks["a window released blocks"] += 1
+        return any(new not in (slot, -1) for slot, new in zip(before, now, strict=True))
 
     def _count(self, old: Sequence[int], request: Request, *, everything: bool) -> None:
         """Holders and histories follow a change of blocks."""
@@ -166,6 +178,7 @@ class EngineBench:
             return False
         if len(set(slots)) != len(slots):
             self._report_twice(request, slots)
+            request.verified = 0  # what it writes may go over what it has written
         return True
 
     def _report_twice(self, request: Request, slots: Sequence[int]) -> None:
@@ -185,9 +198,17 @@ class EngineBench:
         """Does a request have a place for every position that a row computes and reads?"""
         state = self.state
         slots = request.slots
+        if state.geometry.window:
+            state.judged["WINDOW-1"] += 1
         if len(slots) >= row.stop and -1 not in slots[: row.stop]:
             return True
-        missing = next((p for p, slot in enumerate(slots[: row.stop]) if slot < 0), len(slots))
+        held = slots[: row.stop]
+        missing = next((p for p, slot in enumerate(held) if slot < 0 and state.is_read(p, row.start)), len(held))
+        if missing == row.stop:
+            return True
+        if state.geometry.window and missing < min(row.start, len(slots)):
+            state.report("WINDOW-1", _released_early(state, row, missing))
+            return False
         state.report(
             "ALLOC-2",
             f"the step computes positions {row.start} to {row.stop - 1} of request {request.name}, but position {missing} "
@@ -256,3 +277,15 @@ class EngineBench:
         if len(state.ended) > MOST_ENDED:
             del state.ended[next(iter(state.ended))]
         state.since_progress = 0
+
+
+def _released_early(state: EngineState, row: Row, position: int) -> str:
+    if position < state.geometry.num_sinks:
+        why = f"it is one of {state.geometry.num_sinks} sinks, which every row reads"
+    else:
+        first = state.first_read(row.start)
+        why = f"with a window of {state.geometry.window} the query at {row.start} reads from position {first} on"
+    return (
+        f"request {row.name}, position {position} has no slot any more when the row [{row.start}, {row.stop}) is computed, "
+        f"but {why}"
+    )

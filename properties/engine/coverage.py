@@ -24,6 +24,8 @@ def applicable(capabilities: EngineCapabilities, offers: frozenset[str]) -> froz
         found |= set(_HASH)
     if capabilities.swaps:
         found.add("SWAP-1")
+    if capabilities.window:
+        found.add("WINDOW-1")
     return frozenset(id for id in found if CLAUSES[id].rank == "safety")
 
 
@@ -46,4 +48,6 @@ def marks(capabilities: EngineCapabilities, offers: frozenset[str]) -> frozenset
         found.add("a step finished out of order")
     if capabilities.swaps:
         found |= {"a swap to host memory", "a request came back from host memory"}
+    if capabilities.window:
+        found.add("a window released blocks")
     return frozenset(found)

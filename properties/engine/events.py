@@ -84,7 +84,9 @@ class Reader:
         for name in ("block_size", "num_blocks", "max_tokens_per_step", "max_rows", "max_in_flight"):
             if getattr(event, name) < 1:
                 raise HistoryError(line.number, f"{name} is {getattr(event, name)}", "It must be at least 1")
-        for name in ("num_host_blocks", "max_idle_steps"):
+        if event.window is not None and event.window < 1:
+            raise HistoryError(line.number, f"window is {event.window}", "It must be at least 1, or left out")
+        for name in ("num_host_blocks", "max_idle_steps", "num_sinks"):
             if getattr(event, name) < 0:
                 raise HistoryError(line.number, f"{name} is {getattr(event, name)}", "It must not be negative")
         self._check_reserved(line.number, event)

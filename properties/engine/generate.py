@@ -33,14 +33,20 @@ def choose_geometry(below: Below, capabilities: EngineCapabilities, offers: froz
     max_rows = max(fewest, min(rows, 1 + below(4)))
     whole_prompts = num_blocks * size + below(2 * size)
     budget = max_rows + below(2 * size + 3) if capabilities.chunked_prefill else whole_prompts
+    num_host_blocks = below(num_blocks + 1) if capabilities.swaps else 0
+    hash_bits = 1 + below(3) if capabilities.weak_hash and below(6) == 5 else None
+    max_in_flight = 1 + below(capabilities.max_in_flight)
+    window = 1 + below(3 * size) if capabilities.window and below(5) == 4 else None
     return EngineGeometry(
         block_size=size,
         num_blocks=num_blocks,
-        num_host_blocks=below(num_blocks + 1) if capabilities.swaps else 0,
-        hash_bits=1 + below(3) if capabilities.weak_hash and below(6) == 5 else None,
+        num_host_blocks=num_host_blocks,
+        hash_bits=hash_bits,
+        window=window,
+        num_sinks=below(size + 2) if window else 0,
         max_tokens_per_step=budget,
         max_rows=max_rows,
-        max_in_flight=1 + below(capabilities.max_in_flight),
+        max_in_flight=max_in_flight,
     )
 
 

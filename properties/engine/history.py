@@ -46,6 +46,7 @@ class Opened(Event, tag="open"):
     """The first event: the format, and the system that the history is of.
 
     `same_step_sharing`: a row may read what another row of the same step writes. `reserved_blocks` are never handed out.
+    With `window`, the query at position p reads positions (p - window, p] and the first `num_sinks`.
     `engine` is a name for people. `chunked_prefill` and `max_idle_steps` as in `EngineCapabilities`.
     """
 
@@ -60,6 +61,8 @@ class Opened(Event, tag="open"):
     same_step_sharing: bool = False
     reserved_blocks: list[Whole] = []
     max_idle_steps: Whole = 3
+    window: Whole | None = None
+    num_sinks: Whole = 0
     engine: str = ""
 
 
@@ -165,6 +168,8 @@ class Recorder:
                 max_rows=config.max_rows,
                 num_host_blocks=config.num_host_blocks,
                 max_in_flight=config.max_in_flight,
+                window=config.window,
+                num_sinks=config.num_sinks,
                 same_step_sharing=caps.same_step_sharing,
                 reserved_blocks=list(caps.reserved_blocks),
                 max_idle_steps=caps.max_idle_steps,

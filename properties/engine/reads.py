@@ -24,10 +24,13 @@ def misread(state: EngineState, request: Request, position: int, slot: int, verb
 
 def first_wrong(state: EngineState, request: Request, start: int, stop: int) -> int | None:
     """The first position of `[start, stop)` whose slot does not hold its own run; None if all do."""
-    found = list(map(state.shadow.run.__getitem__, request.slots[start:stop]))
-    if found == request.runs[start:stop]:
+    slots, expected_runs = request.slots[start:stop], request.runs[start:stop]
+    found = list(map(state.shadow.run.__getitem__, slots))
+    if state.geometry.window and -1 in slots:  # what it released is read no more: WINDOW-1 says whether it may be
+        found = [own if slot < 0 else run for run, slot, own in zip(found, slots, expected_runs, strict=False)]
+    if found == expected_runs:
         return None
-    for position, (run, expected) in enumerate(zip(found, request.runs[start:stop], strict=False), start):
+    for position, (run, expected) in enumerate(zip(found, expected_runs, strict=False), start):
         if run != expected:
             return position
     return start + len(found)

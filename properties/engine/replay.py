@@ -42,6 +42,7 @@ class _Recorded:
             max_idle_steps=opened.max_idle_steps,
             max_in_flight=opened.max_in_flight,
             salts=True,
+            window=True,
             oversized="refused",
             cached_overlaps_free=True,
         )
@@ -131,6 +132,8 @@ class _Judge:
                 max_tokens_per_step=opened.max_tokens_per_step,
                 max_rows=opened.max_rows,
                 max_in_flight=opened.max_in_flight,
+                window=opened.window,
+                num_sinks=opened.num_sinks,
             ),
         )
         self.state = self.referee.state

@@ -74,6 +74,10 @@ def _shorter(ops: tuple[Operation, ...], size: int) -> Iterator[tuple[Operation,
 
 
 def _simpler_geometry(geometry: EngineGeometry) -> Iterator[EngineGeometry]:
+    if geometry.window is not None:
+        yield _replace(geometry, window=None, num_sinks=0)
+    if geometry.num_sinks:
+        yield _replace(geometry, num_sinks=0)
     if geometry.hash_bits is not None:
         yield _replace(geometry, hash_bits=None)
     if geometry.num_host_blocks:

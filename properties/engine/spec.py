@@ -24,7 +24,7 @@ def accepts(capabilities: EngineCapabilities, geometry: EngineGeometry) -> bool:
         and geometry.max_in_flight <= capabilities.max_in_flight
         and (capabilities.swaps or not geometry.num_host_blocks)
         and (capabilities.weak_hash or geometry.hash_bits is None)
-        and not geometry.window
+        and (capabilities.window or geometry.window is None)
     )
 
 

@@ -67,6 +67,15 @@ class EngineState(State):
         self.filling = False
         """The request that fills the pool is running: what blocks it now is a leak (ALLOC-5)."""
 
+    def first_read(self, position: int) -> int:
+        """The first position, sinks apart, that the query at `position` reads: 0, or where its window begins."""
+        window = self.geometry.window
+        return 0 if window is None else max(0, position - window + 1)
+
+    def is_read(self, position: int, start: int) -> bool:
+        """Whether a row that starts at `start` reads a position before it: inside its window, or a sink."""
+        return position >= self.first_read(start) or position < self.geometry.num_sinks
+
     def blocks_for_request(self, num_prompt: int, num_new: int) -> int:
         """Blocks that a request needs at its end: the last token is sampled, but its KV is never computed."""
         return self.blocks_for(num_prompt + num_new - 1)

@@ -22,6 +22,7 @@ class OurEngine:
         block_sizes=(1, 2, 3, 4, 5, 16, 256),
         salts=True,
         weak_hash=True,
+        window=True,
         cached_overlaps_free=True,
         chunked_prefill=True,
         max_in_flight=3,
@@ -46,6 +47,8 @@ class OurEngine:
             config.num_blocks,
             config.block_size,
             num_host_blocks=config.num_host_blocks,
+            window=config.window,
+            num_sinks=config.num_sinks,
             hash_fn=None if config.hash_bits is None else weak_hash(config.hash_bits),
         )
         limits = Limits(config.max_tokens_per_step, config.max_rows)

@@ -306,3 +306,34 @@ def test_memory_is_flat_in_the_number_of_finished_requests(engine_in_c: Path, mo
         tracemalloc.stop()
 
     assert peaks[1] < 1.25 * peaks[0]
+
+
+# ---- a sliding window
+
+WINDOWED = OPEN.replace(b'"max_rows":2', b'"max_rows":2,"window":2')
+RELEASES = STEP_2.replace(b'"rows"', b'"tables":{"A":[-1,1]},"rows"')
+KEEPS = b'{"event":"step","step":2,"rows":[["A",3,4,true]],"tables":{"A":[3,-1]}}\n'
+
+
+def test_what_a_window_has_passed_may_be_released() -> None:
+    verdict = judge_history([WINDOWED, SUBMIT, STEP, FINISH, RELEASES, FINISH_2, CLOSE])
+
+    assert (verdict.error, verdict.breaches) == (None, [])
+    assert verdict.judged["WINDOW-1"] == 2
+
+
+@pytest.mark.parametrize(
+    ("opened", "step", "clause", "says"),
+    [
+        (WINDOWED, KEEPS, "WINDOW-1", "with a window of 2 the query at 3 reads from position 2 on"),
+        (WINDOWED.replace(b'"window":2', b'"window":3'), RELEASES, "WINDOW-1", "reads from position 1 on"),
+        (WINDOWED.replace(b'"window":2', b'"window":2,"num_sinks":1'), RELEASES, "WINDOW-1", "one of 1 sinks"),
+        (OPEN, RELEASES, "ALLOC-2", "position 0 has no slot"),
+    ],
+)
+def test_what_a_window_still_reads_must_stay(opened: bytes, step: bytes, clause: str, says: str) -> None:
+    verdict = judge_history([opened, SUBMIT, STEP, FINISH, step, FINISH_2, CLOSE])
+    found = {breach.property: breach.message for breach, _ in verdict.breaches}
+
+    assert found.keys() == {clause}
+    assert says in found[clause]
