@@ -145,7 +145,7 @@ class Campaign:
             if not any(other.run is run and other.busy for other in self.workers.values()):
                 run.state = "done"
             return False
-        worker.busy, worker.next, worker.reruns = cases, cases[0], False
+        worker.busy, worker.next, worker.reruns, worker.since = cases, cases[0], False, time.monotonic()
         seconds = max(0.05, min(SLICE_S, self.left_s))
         worker.child.send(messages.Slice(first=cases[0], stop=cases[1], seconds=seconds, **self._bounds(run)))
         return True
@@ -156,7 +156,7 @@ class Campaign:
 
     def _send_rerun(self, worker: Worker) -> None:
         paths = tuple(str(path) for path in corpus.saved(self.folder.corpus(worker.run.name)))
-        worker.busy, worker.next, worker.reruns = (0, 0), 0, True
+        worker.busy, worker.next, worker.reruns, worker.since = (0, 0), 0, True, time.monotonic()
         limit = self.options.seconds or 600.0
         seconds = max(1.0, CORPUS_SHARE * limit / len(self.runs))
         worker.child.send(messages.Rerun(paths=paths, seconds=seconds, **self._bounds(worker.run)))
@@ -223,8 +223,8 @@ class Campaign:
                 self._unusable(worker, reply)
 
     def _counts(self, worker: Worker, counts: messages.Counts) -> None:
-        run = worker.run
-        run.tally.add(counts)
+        run, worker.since = worker.run, time.monotonic()
+        run.tally.add(counts, saved=worker.reruns)
         run.tolerate |= counts.broken.keys()
         if counts.cases:
             run.deaths = 0
@@ -291,6 +291,7 @@ class Campaign:
         self._drop(worker)
         run.tally.restarts += 1
         run.deaths += 1
+        run.tally.busy_s += time.monotonic() - worker.since if worker.busy else 0.0
         self.folder.event("worker-died", target=run.name, how=how, output=words[-1000:])
         if not ready and worker.child.making is not None:
             self._start_failed(run, "making the adapter", how, signal)
@@ -302,8 +303,11 @@ class Campaign:
             return
         tail = journal.read(worker.journal, spec_of(run.ready.level)) if run.ready else None  # type: ignore[arg-type]
         if worker.busy and not worker.reruns:
-            index = tail.head.index if tail else worker.next
-            run.tally.give_back(max(index + 1, worker.next), worker.busy[1])
+            stop = max(tail.head.index + 1 if tail else 0, worker.next)
+            run.tally.cases += stop - worker.next  # those too that it had no time to report
+            if stop - worker.next > 1:
+                run.deaths = 1  # one came to its end before this one
+            run.tally.give_back(stop, worker.busy[1])
         if tail is None:
             return
         if tail.geometry is None:
@@ -311,7 +315,7 @@ class Campaign:
         elif not tail.operations:
             self._start_failed(run, f"open({tail.geometry}), or the first look at its pool", how, signal)
         else:
-            run.tally.cases += 1
+            run.tally.saved += worker.reruns
             run.tally.operations += len(tail.operations)
             self._suspect_death(run, tail, how, signal)
 
@@ -376,7 +380,8 @@ class Campaign:
                 self._say(f"{error}. It is left out, and stays where it is")
                 continue
             if case.target in self.runs:
-                self.examiners.add(Suspect(case.target, path, case.property, 1), self.elapsed_s)
+                occurrence = int(number) if (number := path.stem.rpartition("-")[2]).isdigit() else 1
+                self.examiners.add(Suspect(case.target, path, case.property, occurrence), self.elapsed_s)
 
     def _collect(self) -> None:
         for evidence in self.examiners.done(self.elapsed_s):

@@ -64,7 +64,7 @@ class TargetRun:
 
 @dataclass
 class Worker:
-    """A child process and what it is doing. `busy` is the range it was given."""
+    """A child process and what it is doing. `busy` is the range it was given, `since` when it last gave its counts."""
 
     child: Child
     run: TargetRun
@@ -73,3 +73,4 @@ class Worker:
     busy: tuple[int, int] | None = None
     reruns: bool = False
     next: int = 0
+    since: float = 0.0

@@ -23,7 +23,7 @@ from properties.targets import Target, Unavailable
 from properties.trial import Verdict, run_trace
 
 COUNTS_EVERY_S = 0.25
-"""Seconds between two reports to the supervisor; what a death loses of the counts is at most this."""
+"""Most seconds between two reports to the supervisor; a young worker reports more often, since many die young."""
 PRECEDING = 1000
 """Cases before a failing one that are remembered, to tell whether state was kept between cases."""
 PATIENCE_S = 1.0
@@ -61,6 +61,7 @@ class Loop:
         self.preceding: deque[tuple[int, int]] = deque(maxlen=PRECEDING)
         self.unseen: set[str] | None = None
         self.end = self.cut = 0.0
+        self.born = time.monotonic()
         self._reset()
 
     def ready(self) -> messages.Ready:
@@ -109,7 +110,7 @@ class Loop:
             now = time.monotonic()
             if now >= self.end:
                 return
-            if now - self.told >= COUNTS_EVERY_S:
+            if now - self.told >= min(COUNTS_EVERY_S, (now - self.born) / 2):
                 self._tell()
 
     def _start_afresh(self) -> NoReturn:

@@ -58,11 +58,15 @@ def _unreached(run: TargetRun) -> list[str]:
         return [f"it was never ready: {run.reason or 'it was still being imported'}. Give it more time"]
     least = least_judged(run.tally.busy_s)
     judged = run.tally.judged
-    rare = [f"{id} ({judged.get(id, 0)} times)" for id in run.ready.applicable if judged.get(id, 0) < least]
+    unjudged = [id for id in run.ready.applicable if not judged.get(id)]
+    rare = [f"{id} ({judged[id]} times)" for id in run.ready.applicable if 0 < judged.get(id, 0) < least]
     never = [mark for mark in run.ready.marks if not run.tally.marks.get(mark)]
     lines = [f"{run.hung}, once: the adapter's fault if it does so again"] if run.hung else []
+    within = f"in {plain_seconds(run.tally.busy_s)}"
+    if unjudged:
+        lines.append(f"never judged {within}: " + ", ".join(unjudged))
     if rare:
-        lines.append(f"judged fewer than {least} times in {plain_seconds(run.tally.busy_s)}: " + ", ".join(rare))
+        lines.append(f"judged fewer than {least} times {within}: " + ", ".join(rare))
     if never:
         lines.append("never reached: " + ", ".join(never))
     return lines
@@ -102,6 +106,7 @@ def _target_json(outcome: Outcome) -> dict[str, Any]:
         "reason": run.reason,
         "versions": run.ready.versions if run.ready else {},
         "cases": tally.cases,
+        "saved_traces": tally.saved,
         "operations": tally.operations,
         "operations_per_s": round(tally.per_second, 1),
         "succeeded": round(tally.succeeded, 4),

@@ -152,7 +152,7 @@ def start_again(campaign: Campaign, saved: Saved, tell: Callable[[str], None]) -
     campaign.before_s = saved.elapsed_s
     for name, run in campaign.runs.items():
         run.tally = saved.tallies.get(name, run.tally)
-        run.rerun = run.tally.cases > 0  # the corpus was run the first time
+        run.rerun = run.tally.began  # the corpus was run the first time
     for path in sorted((saved.path / "findings").glob("*.json")):
         try:
             _take_finding(campaign, path)

@@ -101,11 +101,13 @@ def _behind(finding: Finding, property: str) -> str:
 def _print_reached(outcome: Outcome, console: Console) -> None:
     run = outcome.run
     assert run.ready is not None
-    judged = ", ".join(f"{id} {run.tally.judged.get(id, 0):,}" for id in run.ready.applicable)
-    marks = ", ".join(f"{mark} {run.tally.marks.get(mark, 0):,}" for mark in run.ready.marks)
+    judged = ", ".join(f"{id} {count:,}" for id in run.ready.applicable if (count := run.tally.judged.get(id)))
+    marks = ", ".join(f"{mark} {count:,}" for mark in run.ready.marks if (count := run.tally.marks.get(mark)))
     if run.tally.operations:
-        plain(console, f"\n{run.name} judged: {judged}")
-        plain(console, f"{run.name} reached: {marks}")
+        plain(console, f"\n{run.name} judged: {judged or 'nothing: no case came to its end'}")
+        plain(console, f"{run.name} reached: {marks or 'nothing'}")
+    if run.tally.saved:
+        plain(console, f"{run.name}: {run.tally.saved:,} saved traces of earlier campaigns were run first")
     if run.tally.restarts:
         plain(console, f"{run.name}: its process ended or hung {run.tally.restarts} times and was started again")
     if any(f.case.property == "CRASH-1" for f in outcome.new) and not run.tally.marks.get("a refusal"):
@@ -117,7 +119,7 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
 
 
 def _print_expired(campaign: Campaign, console: Console) -> None:
-    judged = {run.name for run in campaign.runs.values() if run.tally.cases}
+    judged = {run.name for run in campaign.runs.values() if run.tally.began}
     for entry in campaign.ledger.expired(judged):
         plain(
             console,

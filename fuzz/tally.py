@@ -17,9 +17,13 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Tally(msgspec.Struct):
-    """Counters of one target. `open` are half-open ranges of cases that were handed out and not finished."""
+    """Counters of one target. `open` are half-open ranges of cases that were handed out and not finished.
+
+    `cases` are generated ones; `saved` counts the saved traces that were run before them.
+    """
 
     cases: Count = 0
+    saved: Count = 0
     operations: Count = 0
     refused: Count = 0
     busy_s: Seconds = 0.0
@@ -30,9 +34,12 @@ class Tally(msgspec.Struct):
     next_block: Count = 0
     open: list[tuple[Count, Count]] = []
 
-    def add(self, counts: messages.Counts) -> None:
-        """Add what a worker reports."""
-        self.cases += counts.cases
+    def add(self, counts: messages.Counts, *, saved: bool = False) -> None:
+        """Add what a worker reports, of generated cases or of saved traces."""
+        if saved:
+            self.saved += counts.cases
+        else:
+            self.cases += counts.cases
         self.operations += counts.operations
         self.refused += counts.refused
         self.busy_s += counts.busy_s
@@ -50,6 +57,11 @@ class Tally(msgspec.Struct):
         if self.refused > self.operations:
             return f"{self.refused} refused operations of {self.operations}"
         return ""
+
+    @property
+    def began(self) -> bool:
+        """Whether anything was run."""
+        return self.cases + self.saved > 0
 
     @property
     def per_second(self) -> float:

@@ -82,9 +82,11 @@ def existing_file(text: str, option: str) -> Path:
 def plain_seconds(value: float) -> str:
     """A length of time as a person writes it.
 
-    >>> plain_seconds(75), plain_seconds(28800), plain_seconds(2.5)
-    ('1m15s', '8h', '2.5s')
+    >>> plain_seconds(75), plain_seconds(28800), plain_seconds(2.5), plain_seconds(0.05), plain_seconds(3.7e-06)
+    ('1m15s', '8h', '2.5s', '0.05s', '0s')
     """
+    if value < 1:
+        return f"{value:.2f}".rstrip("0").rstrip(".") + "s"
     if value < 60:
         return f"{value:.3g}s"
     minutes, rest = divmod(round(value), 60)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.errors import InvalidArgument
 from msgspec import structs
 
 from properties.attention.budget import budget, on_device
@@ -114,6 +115,19 @@ def _profile_name() -> str:
 _SESSION = pytest.StashKey[Session]()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """An unknown Hypothesis profile is the user's mistake; Hypothesis would answer it with an internal error."""
+    name = config.getoption("--hypothesis-profile", default=None)
+    try:
+        if name:
+            settings.get_profile(name)
+    except InvalidArgument:
+        raise pytest.UsageError(
+            f"--hypothesis-profile {name!r} is unknown: give {', '.join(PROFILES)}, or one of Hypothesis' own (default, ci)"
+        ) from None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     try:
         config.stash[_SESSION] = Session(config)
@@ -213,7 +227,6 @@ def summary(results: Results) -> list[str]:
     not_judged = [id for id in clauses_of(level) if id not in results.applicable and not id.startswith("CRASH")]
     if not_judged:
         lines.append("not judged (not offered, or not promised): " + ", ".join(not_judged))
-    lines.append(f"this was a short look; `pagefault run -t {results.target.name} --time 10m` looks deeper")
     lines.append(f"this was a short look; `pagefault run -t {results.target.name} --time 10m` looks deeper")
     known = [
         f"{finding.case.property} ({finding.known.tracker})" for finding in results.findings.values() if finding.known

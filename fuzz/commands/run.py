@@ -76,7 +76,7 @@ def _run(campaign: Campaign, json_: bool, fresh: bool) -> int:
         try:
             campaign.run(progress.update)
         except UsageError:
-            if fresh and not any(run.tally.cases for run in campaign.runs.values()):
+            if fresh and not any(run.tally.began for run in campaign.runs.values()):
                 campaign.folder.remove_if_empty()
             raise
     if json_:

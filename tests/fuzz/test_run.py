@@ -47,7 +47,8 @@ def test_states_reached_are_saved_and_run_first_next_time(clean: tuple[Path, Fin
     again = pagefault("run", "-t", "ours", "--cases", 1, "--seed", 6, "--json", cwd=cwd)
 
     assert len(saved) >= len(done.json["targets"]["ours"]["marks"]) / 2
-    assert again.json["targets"]["ours"]["cases"] == len(saved) + 1
+    assert again.json["targets"]["ours"]["saved_traces"] == len(saved)
+    assert again.json["targets"]["ours"]["cases"] == 1
     assert all(again.json["targets"]["ours"]["marks"].values()), "one new case and the corpus reach every state"
 
 
@@ -171,3 +172,28 @@ def test_known_findings_are_counted_and_break_nothing(tmp_path: Path) -> None:
     assert "tracker: issue 7" in second.out
     assert f"known failure not met: {target} HASH-1" in second.out
     assert third.code == 1, "in another version it may be another fault"
+
+
+def test_as_many_cases_are_run_as_were_asked_for_whatever_dies_or_was_saved(tmp_path: Path) -> None:
+    """Saved traces count apart; a worker that dies every second case neither swallows one nor runs one twice."""
+    first = pagefault("run", "-t", "ours", "--cases", 70, "--seed", 1, "--workers", 2, "--json", cwd=tmp_path)
+    again = pagefault("run", "-t", "ours", "--cases", 20, "--seed", 2, "--json", cwd=tmp_path)
+    dies = pagefault("run", "-t", bad("Segfaults"), "--cases", 40, "--seed", 1, "--json", cwd=tmp_path)
+
+    assert [done.json["targets"]["ours"]["cases"] for done in (first, again)] == [70, 20]
+    assert first.json["targets"]["ours"]["saved_traces"] == 0
+    assert again.json["targets"]["ours"]["saved_traces"] > 0
+    (target,) = dies.json["targets"].values()
+    assert target["cases"] == 40
+    assert target["restarts"] > 10
+    assert target["state"] == "done", "each death is the target's, and none of them the end of the campaign"
+
+
+def test_time_that_calls_hang_counts(tmp_path: Path) -> None:
+    """Operations a second were millions once: what a hung worker had done counted, and its time did not."""
+    done = pagefault("run", "-t", bad("Hangs"), "--time", "2s", "--call-limit", "0.5s", "--seed", 1, cwd=tmp_path)
+    (row,) = [line.split() for line in done.out.splitlines() if line.startswith("bad_targets-Hangs ")]
+
+    assert 1 < float(row[3].replace(",", "")) < 5000
+    assert " 0," not in next(line for line in done.out.splitlines() if " judged: " in line)
+    assert "never judged in " in done.out or "judged fewer than" not in done.out

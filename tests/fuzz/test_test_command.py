@@ -42,3 +42,13 @@ def test_mistakes_are_exit_2(arguments: list[str], tmp_path: Path) -> None:
 
     assert done.code == 2
     assert arguments[-1] in done.out + done.err
+
+
+def test_an_unknown_hypothesis_profile_is_one_line(tmp_path: Path) -> None:
+    """Hypothesis by itself answers with an internal error of pytest."""
+    done = pagefault("test", "-t", "ours", "--hypothesis-profile=nightly", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "INTERNALERROR" not in done.out + done.err
+    words = "--hypothesis-profile 'nightly' is unknown: give pagefault-dev, pagefault-ci, pagefault-night"
+    assert words in done.out + done.err
