@@ -95,6 +95,9 @@ class Session:
             target = on_device(target, self.device)
             profile, seeds = cache_budget(self.profile_name, profile, target.make().capabilities)
         if self.device == "cuda" and target.level in ("attention", "cache"):
+            import torch
+
+            torch.set_num_threads(1)  # tensors this small are slower on several threads
             warm(name, self.device, seeds)
         return judge_target(target, profile, seeds, self.ledger, read_corpus())
 
