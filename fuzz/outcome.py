@@ -7,6 +7,7 @@ from typing import Any
 
 from fuzz.campaign import Campaign
 from fuzz.campaign_state import Finding, TargetRun
+from fuzz.output import hint, on_device
 from fuzz.story import first_breach, grouped, in_order
 from fuzz.values import plain_seconds
 
@@ -87,6 +88,7 @@ def exit_code(campaign: Campaign) -> int:
 
 def as_json(campaign: Campaign) -> dict[str, Any]:
     """The whole outcome for `--json`."""
+    options = on_device(campaign.options.device)
     return {
         "exit_code": exit_code(campaign),
         "folder": str(campaign.folder.path),
@@ -95,11 +97,11 @@ def as_json(campaign: Campaign) -> dict[str, Any]:
         "stopped": campaign.stopping,
         "error": str(campaign.disk or campaign.internal or ""),
         "unconfirmed": campaign.examiners.waiting,
-        "targets": {run.name: _target_json(outcome_of(run)) for run in campaign.runs.values()},
+        "targets": {run.name: _target_json(outcome_of(run), options) for run in campaign.runs.values()},
     }
 
 
-def _target_json(outcome: Outcome) -> dict[str, Any]:
+def _target_json(outcome: Outcome, options: list[str]) -> dict[str, Any]:
     run, tally = outcome.run, outcome.run.tally
     return {
         "state": run.state,
@@ -114,20 +116,20 @@ def _target_json(outcome: Outcome) -> dict[str, Any]:
         "judged": {id: tally.judged.get(id, 0) for id in (run.ready.applicable if run.ready else ())},
         "marks": {mark: tally.marks.get(mark, 0) for mark in (run.ready.marks if run.ready else ())},
         "unreached": outcome.unreached,
-        "findings": _findings_json(outcome),
+        "findings": _findings_json(outcome, options),
     }
 
 
-def _findings_json(outcome: Outcome) -> list[dict[str, Any]]:
+def _findings_json(outcome: Outcome, options: list[str]) -> list[dict[str, Any]]:
     """In the order in which the summary names them; `behind` is the fingerprint of the finding that was broken first."""
     rows = []
     for group in grouped(outcome.new):
-        rows.append(_finding_json(group.first))
-        rows += [_finding_json(other, group.first.fingerprint) for other in group.rest]
-    return rows + [_finding_json(finding) for finding in outcome.known]
+        rows.append(_finding_json(group.first, options))
+        rows += [_finding_json(other, options, group.first.fingerprint) for other in group.rest]
+    return rows + [_finding_json(finding, options) for finding in outcome.known]
 
 
-def _finding_json(finding: Finding, behind: str | None = None) -> dict[str, Any]:
+def _finding_json(finding: Finding, options: list[str], behind: str | None = None) -> dict[str, Any]:
     case, first = finding.case, first_breach(finding.case)
     return {
         "property": case.property,
@@ -139,5 +141,5 @@ def _finding_json(finding: Finding, behind: str | None = None) -> dict[str, Any]
         "steps": len(case.operations),
         "message": case.message,
         "path": str(finding.path),
-        "replay": f"pagefault repro {finding.path}",
+        "replay": hint("repro", finding.path, *options),
     }

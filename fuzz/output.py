@@ -5,12 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import sys
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
+
+
+def hint(command: str, path: Path | str, *options: str) -> str:
+    """A command line of pagefault on a file, as it can be pasted into this shell: `pagefault repro FILE`."""
+    return " ".join([_program(), command, shlex.quote(str(path)), *options])
+
+
+def on_device(device: str) -> list[str]:
+    """The options that say on which device a case was found."""
+    return [] if device == "cpu" else ["--device", device]
+
+
+@cache
+def _program() -> str:
+    """How this pagefault is started: by its name, where the shell finds it by that, else as it was started just now."""
+    me = Path(sys.argv[0])
+    if me.name == "__main__.py" and me.parent.name == "fuzz":
+        return "pagefault" if shutil.which("pagefault") else f"{Path(sys.executable).name} -m fuzz"
+    found = shutil.which("pagefault")
+    if me.name != "pagefault" or not me.exists() or (found is not None and Path(found).samefile(me)):
+        return "pagefault"
+    near = os.path.relpath(me)
+    return shlex.quote(near if not near.startswith("..") else str(me.absolute()))
 
 
 def emit(value: Any, *, as_json: bool, text: str) -> None:

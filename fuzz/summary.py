@@ -10,6 +10,7 @@ from fuzz.campaign import Campaign
 from fuzz.campaign_state import Finding
 from fuzz.loop import safe_name
 from fuzz.outcome import Outcome, exit_code, outcome_of
+from fuzz.output import hint, on_device
 from fuzz.story import Group, breaches_before, grouped, tell
 from fuzz.values import plain_seconds
 
@@ -20,7 +21,7 @@ def print_summary(campaign: Campaign, console: Console) -> None:
     console.print()
     console.print(_table(outcomes))
     for outcome in outcomes:
-        _print_target(outcome, console)
+        _print_target(outcome, console, on_device(campaign.options.device))
     _print_expired(campaign, console)
     if campaign.examiners.waiting:
         plain(console, f"{campaign.examiners.waiting} broken cases are not confirmed yet; --resume goes on with them")
@@ -54,37 +55,38 @@ def _verdict(outcome: Outcome) -> str:
     return "reached too little" if outcome.unreached else "clean" if not outcome.known else "known findings only"
 
 
-def _print_target(outcome: Outcome, console: Console) -> None:
+def _print_target(outcome: Outcome, console: Console, options: list[str]) -> None:
+    """`options` are those that a replay needs."""
     run = outcome.run
     if run.reason:
         plain(console, f"\n{run.name}: {run.reason}")
     for group in grouped(outcome.new):
-        _print_group(group, console)
+        _print_group(group, console, options)
     for finding in outcome.known:
         assert finding.known is not None
         plain(console, f"\nknown: {run.name} {finding.case.property}, {finding.known.note}")
         plain(console, f"tracker: {finding.known.tracker}\ncase:    {finding.path}")
-        plain(console, f"replay:  pagefault repro {finding.path}")
+        plain(console, f"replay:  {hint('repro', finding.path, *options)}")
     if run.ready:
         _print_reached(outcome, console)
 
 
-def _print_group(group: Group, console: Console) -> None:
+def _print_group(group: Group, console: Console, options: list[str]) -> None:
     """What was broken first in full, and a line for each case of it and behind it."""
     finding, case = group.first, group.first.case
     if case.flaky:
         flaky = case.message.split(" FLAKY: ")[-1]
         plain(console, f"\nFLAKY {case.property} of {case.target}: {flaky}\ncase:   {finding.path}")
         return
-    plain(console, f"\n{tell(case, f'pagefault repro {finding.path}')}\ncase:   {finding.path}")
+    plain(console, f"\n{tell(case, hint('repro', finding.path, *options))}\ncase:   {finding.path}")
     for other in group.together:
-        plain(console, f"the same steps break {other.case.property}: pagefault show {other.path}")
+        plain(console, f"the same steps break {other.case.property}: {hint('show', other.path)}")
     for other in group.same:
-        plain(console, f"also {other.case.property}, in {_steps(other)}: pagefault show {other.path}")
+        plain(console, f"also {other.case.property}, in {_steps(other)}: {hint('show', other.path)}")
     if group.after:
         plain(console, f"broken after {case.property} in the same trace, perhaps because of it; mend that first:")
     for other in group.after:
-        plain(console, f"  {_behind(other, case.property)}: pagefault show {other.path}")
+        plain(console, f"  {_behind(other, case.property)}: {hint('show', other.path)}")
 
 
 def _steps(finding: Finding) -> str:

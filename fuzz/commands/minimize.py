@@ -10,7 +10,7 @@ import typer
 
 from fuzz import values
 from fuzz.evidence import minimised
-from fuzz.output import Json, emit, note
+from fuzz.output import Json, emit, hint, note, on_device
 from fuzz.story import tell
 from fuzz.whereabouts import located
 from properties.case import Case, fingerprint, read, write
@@ -46,7 +46,7 @@ def command(
         last = f"it is as small as can be found: {_size(old)}. Nothing was written; the case is {path}"
     result = {"path": str(beside), "steps_before": len(old.operations), "steps": len(new.operations)}
     result |= {"smaller": smaller, "fingerprint": fingerprint(new)}
-    emit(result, as_json=json_, text=f"{tell(new, replay=f'pagefault repro {beside}')}\n\n{last}")
+    emit(result, as_json=json_, text=f"{tell(new, replay=hint('repro', beside, *on_device(device)))}\n\n{last}")
     return 0
 
 

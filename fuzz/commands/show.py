@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from fuzz import values
-from fuzz.output import Json, emit, note
+from fuzz.output import Json, emit, hint, note
 from fuzz.story import tell
 from fuzz.whereabouts import check_level, located
 from properties.case import Case, fingerprint, read
@@ -51,7 +51,7 @@ def _text(case: Case, path: Path, as_test: bool, as_issue: bool) -> str:
     flaky = "\n\nThis case is marked flaky: it did not fail every time." if case.flaky else ""
     versions = ", ".join(f"{name} {version}" for name, version in case.versions.items())
     found_with = f"\nfound with: {versions}" if versions else ""
-    return f"{tell(case, replay=f'pagefault repro {path}')}{found_with}\nfingerprint: {fingerprint(case)}{flaky}"
+    return f"{tell(case, replay=hint('repro', path))}{found_with}\nfingerprint: {fingerprint(case)}{flaky}"
 
 
 def _absolute(case: Case, path: Path) -> str:

@@ -30,7 +30,8 @@ class Finished:
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a child, with the checkout on its path."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # as in an active environment
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **more}
 
 
 def command(*arguments: object) -> list[str]:
