@@ -12,11 +12,13 @@ from fuzz.bench.cases import AnyCase, Case, StoreCase
 from fuzz.bench.inputs import Inputs, StoreInputs
 from fuzz.bench.peers import PEERS_BY_NAME, Maker, Peer
 from paged_ref.layouts import Layout, pack_keys, pack_values
+from properties.attention.capabilities import AttentionCapabilities
 from properties.attention.coverage import offered
 from properties.attention.execute import check_output
 from properties.attention.target import AttentionTarget, Batch, Output, Pool
+from properties.blame import last_lines
 from properties.contract import AdapterError, UsageError
-from properties.targets import load
+from properties.targets import Target, load
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,12 @@ def make_contender(name: str, device: str) -> Contender:
     """The target or peer of that name, ready. Raises UsageError, in one line, for what cannot be timed here."""
     if name in PEERS_BY_NAME:
         return _peer(name, device)
-    target = load(name)
+    target = _loaded(name)
     if target.level != "attention":
         raise UsageError(
             f"target {name} is of level {target.level}: bench times attention targets and the peers {', '.join(PEERS_BY_NAME)}"
         )
-    adapter = target.make()
+    adapter = _made(target)
     if device not in adapter.capabilities.devices:
         raise UsageError(f"target {name} runs on {', '.join(adapter.capabilities.devices)}, not on {device}")
     if device == "cpu" and getattr(adapter, "interpreted", False):
@@ -203,6 +205,30 @@ def make_contender(name: str, device: str) -> Contender:
     if not offered(adapter) & {"decode", "prefill", "store"}:
         raise UsageError(f"target {name} offers neither decode nor prefill nor store: there is nothing to time")
     return TargetContender(name, adapter)
+
+
+def _loaded(name: str) -> Target:
+    try:
+        return load(name)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"target {name}: importing it raised {type(error).__name__}: {error} ({last_lines(error)})"
+        ) from error
+
+
+def _made(target: Target) -> AttentionTarget:
+    try:
+        adapter: AttentionTarget = target.make()
+        if not isinstance(adapter.capabilities, AttentionCapabilities):
+            raise UsageError(f"target {target.name}: its capabilities are no AttentionCapabilities")
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {error} ({last_lines(error)})"
+        raise UsageError(f"verdict ADAPTER for {target.name}: making the adapter raised {what}") from error
+    return adapter
 
 
 def _peer(name: str, device: str) -> Contender:

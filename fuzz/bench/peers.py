@@ -190,7 +190,7 @@ def _vllm_unified_attention() -> Callable[..., None]:
 class Peer:
     """load: gives the maker, or raises where it is not installed. head_dims: what its build has; None = any.
 
-    pages: its page sizes are multiples of this.
+    pages: its page sizes are multiples of this. distribution: whose version is noted.
     """
 
     load: Callable[[], Maker]
@@ -198,6 +198,7 @@ class Peer:
     head_dims: tuple[int, ...] | None = None
     pages: int = 1
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    distribution: str | None = None
 
     def why_not(self, case: Case) -> str | None:
         """Why this peer has no such case, or None."""
@@ -217,14 +218,15 @@ PEERS_BY_NAME = {
     "flashinfer": Peer(
         load_flashinfer,
         "pip install flashinfer-python==0.6.4 (compiles a module for each head size at first use, a minute each)",
-        # Head sizes that are compiled while a bench waits for it.
         head_dims=(64, 128),
+        distribution="flashinfer-python",
     ),
     "fa2": Peer(
         load_flash_attn,
         "pip install flash-attn --no-build-isolation (needs nvcc)",
         head_dims=(64, 128),
         pages=256,
+        distribution="flash-attn",
     ),
     "vllm-triton": Peer(
         load_vllm_triton,

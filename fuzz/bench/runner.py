@@ -95,7 +95,7 @@ def _measure(
         us, how, wrong = _time(contender, prepared, check, device, case.kind == "prefill", flush)
     except AdapterError as error:
         raise UsageError(f"verdict ADAPTER for {contender.name}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a target that ends the process must not pass for a clean bench
         if isinstance(error, (*contender.refusals, torch.OutOfMemoryError)):
             return row("refused", why=_one_line(error) + hint)
         state: State = "refused" if outside else "failed"
@@ -174,11 +174,11 @@ def is_interpreted(contender: Contender, case: AnyCase, device: str) -> bool:
     if contender.why_not(tiny) is not None:
         return False
     scene = make_scenes(tiny, device)[0]
-    with suppress(Exception):  # whatever it is, the case itself will show it
+    with suppress(Exception, SystemExit):  # whatever it is, the case itself will show it
         contender.prepare(scene).call()
     if guard.why_unavailable() is not None:
         return False
-    with guard.guarded() as watch, suppress(Exception):
+    with guard.guarded() as watch, suppress(Exception, SystemExit):
         contender.prepare(scene).call()
     return watch.num_checks > 0
 

@@ -149,7 +149,12 @@ def _versions(contenders: Sequence[Contender]) -> dict[str, str]:
     found = {"torch": str(torch.__version__)}
     if torch.version.cuda:
         found["CUDA"] = torch.version.cuda
-    distributions = [distribution_of(contender.name, getattr(contender, "adapter", None)) for contender in contenders]
+    distributions = [
+        peers.PEERS_BY_NAME[contender.name].distribution
+        if contender.name in peers.PEERS_BY_NAME
+        else distribution_of(contender.name, getattr(contender, "adapter", None))
+        for contender in contenders
+    ]
     for name in ("triton", *distributions):
         version = installed(name) if name else None
         if name and version and name not in found:

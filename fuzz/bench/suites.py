@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fuzz.bench.cases import AnyCase, Case, StoreCase, parse
 
 SUITES = ("decode", "prefill", "store")
@@ -71,8 +69,3 @@ def default_cases(suites: tuple[str, ...], device: str, dtype: str, *, quick: bo
     """The cases of these suites; quick: the first of each."""
     table = _ON_A_CPU if device == "cpu" else _ON_A_GPU
     return [parse(text, dtype) for suite in suites for text in table[suite][: 1 if quick else None]]
-
-
-def with_dtype(cases: list[Case], dtype: str) -> list[Case]:
-    """The same shapes in another dtype."""
-    return [replace(case, dtype=dtype) for case in cases]

@@ -73,26 +73,31 @@ def _table(result: Result) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("case", "target"):
         table.add_column(name, no_wrap=True)
-    for name in ("time", "rate", "of ceiling", "ratio", "error"):
+    for name in ("time", "rate", "of ceiling", *_ratio_column(result), "error"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("timed by", no_wrap=True)
     previous = ""
     for row in result.rows:
         if previous and row.case != previous:
             table.add_section()
-        table.add_row(f"{row.kind} {row.case}" if row.case != previous else "", row.target, *_cells(row, result.device))
+        table.add_row(f"{row.kind} {row.case}" if row.case != previous else "", row.target, *_cells(row, result))
         previous = row.case
     return table
 
 
-def _cells(row: Row, device: str) -> list[str]:
+def _ratio_column(result: Result) -> list[str]:
+    return ["ratio"] if result.against else []
+
+
+def _cells(row: Row, result: Result) -> list[str]:
+    device, ratio = result.device, [_ratio(row.ratio) for _ in _ratio_column(result)]
     if row.us is None:
         note = {"wrong": "WRONG: not timed", "failed": "FAILED", "refused": "refused"}[row.state]
-        return ["", "", "", "", _number(row.error, ".1e"), note]
+        return ["", "", "", *ratio, _number(row.error, ".1e"), note]
     speed = flops(row.tflops, device) if row.tflops is not None else rate(row.tb_s or 0.0, device)
     marks = [row.how or "", "plain call" if row.plain else ""]
     return [
-        duration(row.us), speed, _number(row.of_ceiling, ".2f"), _ratio(row.ratio), _number(row.error, ".1e"),
+        duration(row.us), speed, _number(row.of_ceiling, ".2f"), *ratio, _number(row.error, ".1e"),
         ", ".join(mark for mark in marks if mark),
     ]  # fmt: skip
 
@@ -137,8 +142,8 @@ def _marks(result: Result) -> list[str]:
     lines += [text for how, text in texts.items() if how in hows]
     if result.load is not None and result.load > BUSY:
         lines.append(
-            f"this machine is busy (load {result.load:.1f} a processor): times on its CPU are too long, by a factor of several "
-            "where threads wait for each other; run it again on an idle one"
+            f"this machine is busy (load {result.load:.1f} a processor): times on its CPU may be many times too long, since "
+            "threads wait for each other; run it again on an idle one"
         )
     if any(row.plain and row.us for row in result.rows):
         lines.append(

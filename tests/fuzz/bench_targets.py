@@ -191,6 +191,24 @@ class Crashes(PlainTorch):
         raise RuntimeError("an illegal memory access")
 
 
+class Leaves(Crashes):
+    """Ends the process, as if all were well."""
+
+    name = "leaves"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        raise SystemExit(0)
+
+
+class CannotBeMade(PlainTorch):
+    """Its constructor fails."""
+
+    name = "cannot-be-made"
+
+    def __init__(self) -> None:
+        raise KeyError("weights")
+
+
 class CrashesOutside(Crashes):
     """The same, on shapes that it does not declare."""
 
