@@ -17,15 +17,16 @@ import xxhash
 from fuzz import messages
 from fuzz.check_static import Problem, static_problems
 from fuzz.isolate import BEAT, Emit, Ended, in_fork
-from fuzz.jobs import MADE_WRONG, NO_LIMIT_S
+from fuzz.jobs import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.making import signs_of_life
 from fuzz.seeds import case_seed
+from properties import remedies
 from properties.contract import CLAUSES
 from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.specs import spec_of
 from properties.targets import Target
-from properties.trial import EVERYTHING, Verdict
+from properties.trial import EVERYTHING, Verdict, run_trace
 
 NUM_REPEATED = 40
 """Traces that are run three times; what depends on time, chance or hash order shows in the first few."""
@@ -37,16 +38,16 @@ _OPENS = "build a new implementation in open(), and reset its class-level global
 def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
     """Check an adapter. What is wrong with the implementation behind it is left to `pagefault run`."""
     spec = spec_of(target.level)
-    where = Whereabouts()
+    where, limit_s = Whereabouts(), call_limit(spec, command.limit_s)
     imported: list[str] = []
-    static = _in_fork(lambda emit: _static(target, spec, emit), command.limit_s, where, imported)
+    static = _in_fork(lambda emit: _static(target, spec, emit), limit_s, where, imported)
     if static.problems:
         return static
     _import(imported)
-    use = _in_fork(lambda emit: _use(target, spec, command.seconds, where, emit), command.limit_s, where)
+    use = _in_fork(lambda emit: _use(target, spec, command.seconds, where, emit), limit_s, where)
     if not use.notes:  # it did not come to its end: what follows would only say the same
         return messages.Checked(problems=use.problems, notes=static.notes)
-    repeated = _repeat(target, spec, command.limit_s, where)
+    repeated = _repeat(target, spec, limit_s, where)
     problems = (*repeated.problems, *use.problems)  # an answer that changes explains the rest
     return messages.Checked(problems=problems, notes=(*static.notes, *use.notes, *repeated.notes))
 
@@ -119,6 +120,10 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
 
 def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, emit: Emit) -> None:
     """Cases as a campaign draws them: protocol, refusals, promises, coverage, speed."""
+    problem = _at_the_bounds(target, spec, where, emit)
+    if problem is not None:
+        _answer(emit, [problem])
+        return
     started, operations, number = time.monotonic(), 0, 0
     judged: dict[str, int] = {}
     marks: dict[str, int] = {}
@@ -139,16 +144,47 @@ def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, em
                     counts[key] = counts.get(key, 0) + count
     speed = operations / (time.monotonic() - started)
     adapter = target.make()
-    problems = _declarations(spec, adapter, broken, judged, marks)
+    unseen, untried = _never(spec, adapter, marks, number)
+    problems = [*_declarations(spec, adapter, broken, judged, marks), *unseen]
     notes = [
         f"{number} cases, {operations} operations, {speed:,.0f} judged operations a second",
         *_broken_notes(broken),
+        *untried,
+        *_useless(adapter, spec.offered(adapter), marks),
+        *(_half_offered(spec.offered(adapter)) if spec.level == "blocks" else []),
     ]
     if speed < SLOW_PER_S:
         notes.append(
             f"that is slow: below {SLOW_PER_S:g} a campaign reaches little; is something rebuilt in every call?"
         )
     _answer(emit, problems, notes)
+
+
+MOST_TOKENS = 1 << 17
+"""Tokens of the largest pool that is opened and filled once to see that it is accepted; larger ones are believed."""
+
+
+def _at_the_bounds(target: Target, spec: LevelSpec, where: Whereabouts, emit: Emit) -> Problem | None:
+    """The smallest and the largest pool of each declared block size: opened, filled, emptied."""
+    if spec.level not in ("blocks", "engine"):
+        return None  # tensors have more bounds than two, and cases at random among them
+    where.say(MADE_WRONG)
+    adapter = target.make()
+    caps = adapter.capabilities
+    drawn = spec.choose_geometry(lambda n: 0, caps, spec.offered(adapter))
+    for size in sorted(caps.block_sizes):
+        for num_blocks in sorted({drawn.num_blocks, caps.num_blocks[1]}):
+            if num_blocks * size > MOST_TOKENS:
+                continue
+            budget = {"max_tokens_per_step": num_blocks * size + size} if spec.level == "engine" else {}
+            geometry = msgspec.structs.replace(drawn, block_size=size, num_blocks=num_blocks, **budget)
+            where.say(f"open({geometry}), or filling its pool")
+            emit(BEAT)
+            verdict = run_trace(spec, target.make, geometry, [spec.closing], tolerate=EVERYTHING, limit_s=NO_LIMIT_S)
+            if verdict.adapter is not None:
+                what = f"with blocks of {size} and a pool of {num_blocks}: {verdict.adapter.problem}"
+                return what, verdict.adapter.remedy
+    return None
 
 
 def _driven(spec: LevelSpec, make: Callable[[], Any], seed: int, where: Whereabouts, emit: Emit) -> tuple[Any, Verdict]:
@@ -168,6 +204,50 @@ def _driven(spec: LevelSpec, make: Callable[[], Any], seed: int, where: Whereabo
         before=lambda op: next_call(f"{op.kind} of {getattr(op, 'name', 'everything')}"),
         limit_s=NO_LIMIT_S,
     )
+
+
+ENOUGH_CASES = 100
+"""Cases after which every state was seen on sound managers of many designs; fewer say nothing."""
+
+
+def _never(spec: LevelSpec, adapter: Any, marks: dict[str, int], number: int) -> tuple[list[Problem], list[str]]:
+    """States that its declarations and methods promise, and that were never seen: problems after enough cases."""
+    said = {"a refusal"} | ({"a full hit"} if not marks.get("a prefix hit") else set())  # by other words
+    wanted = spec.marks(adapter.capabilities, spec.offered(adapter))
+    never = sorted(mark for mark in wanted - said if not marks.get(mark))
+    if number < ENOUGH_CASES or spec.level not in ("blocks", "engine"):
+        notes = [f"not seen in {number} cases, look longer with --time: {', '.join(never)}"] if never else []
+        return [], notes
+    more = "look longer with --time"
+    return [(f"in {number} cases there was never {mark}", remedies.of_mark(mark) or more) for mark in never], []
+
+
+def _useless(adapter: Any, offers: frozenset[str], marks: dict[str, int]) -> list[str]:
+    """Declarations that make the judges more lenient than this target was seen to need."""
+    caps, notes = adapter.capabilities, []
+    if getattr(caps, "recomputes_hits", False) and not marks.get("a hit of a whole prompt"):
+        notes.append("recomputes_hits=True is declared, and no hit covered a whole prompt: without it HASH-4 is judged")
+    if getattr(caps, "eviction", None) and "EVICT-2P" not in caps.promises and "cached_blocks" in offers:
+        notes.append(f"eviction={caps.eviction!r} is declared, and judged only with the promise EVICT-2P")
+    return notes
+
+
+_TOGETHER = (("swap_out", "swap_in", "copies"), ("allocate", "computed"))
+"""Optional methods that are driven only together."""
+
+
+def _half_offered(offers: frozenset[str]) -> list[str]:
+    found = []
+    if "fork" in offers and "copies" not in offers:
+        found.append(
+            "fork is offered without copies(): if the first write into a shared block copies it, copies() must report that, "
+            "or what was copied counts as never written"
+        )
+    for group in _TOGETHER:
+        there, lacking = [name for name in group if name in offers], [name for name in group if name not in offers]
+        if group[0] in offers and lacking:
+            found.append(f"{', '.join(there)} without {', '.join(lacking)}: {group[0]} is never called")
+    return found
 
 
 def _declarations(

@@ -116,7 +116,7 @@ OPTIONAL: dict[str, str] = {
     "fork": "fork(parent, child): child continues from everything parent holds",
     "copies": "copies() -> list[Copy]: copies to perform now, in order; each is reported once",
     "truncate": "truncate(name, length): keep the first length tokens",
-    "swap_out": "swap_out(name): move its KV to host memory; the copies come from copies()",
+    "swap_out": "swap_out(name): move its KV to host memory; the copies come from copies(), without which it is not driven",
     "swap_in": "swap_in(name): bring it back; the copies come from copies()",
     "table": "table(name) -> physical block of each logical block, -1 = released",
     "ref_count": "ref_count(block) -> int",

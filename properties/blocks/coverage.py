@@ -16,7 +16,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "COW-1": ("fork",),
     "COW-4": ("fork", "can_append"),
     "TRIM-1": ("truncate",),
-    "SWAP-1": ("swap_out", "swap_in"),
+    "SWAP-1": ("swap_out", "swap_in", "copies"),
     "MEM-1": ("block_bytes",),
     "COW-3P": ("fork", "copies"),
     "EVICT-2P": ("cached_blocks",),
@@ -83,10 +83,12 @@ def marks(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[str]:
             found.add("a copy on write")
     if "truncate" in offers and reach.appends:
         found.add("a truncation")
-    if "swap_out" in offers and "swap_in" in offers:
+    if {"swap_out", "swap_in", "copies"} <= offers:
         found.add("a swap to host memory")
     if "allocate" in offers and "computed" in offers:
         found |= {"allocated, not yet computed", "freed before it was computed"}
     if capabilities.unknown_free:
         found.add("a free of an unknown name")
+    if capabilities.window and reach.appends:
+        found.add("a window released a block")
     return frozenset(found | {"a preempted sequence came back"})

@@ -64,7 +64,7 @@ def choose_geometry(below: Below, capabilities: Capabilities, offers: frozenset[
     num_blocks = max(least, min(most, unusable + FEW_BLOCKS + below(6)))
     weak = capabilities.weak_hash and below(6) == 5
     window = 1 + below(3 * size) if capabilities.window and below(6) == 5 else None
-    swaps = "swap_out" in offers and "swap_in" in offers
+    swaps = {"swap_out", "swap_in", "copies"} <= offers
     return Geometry(
         block_size=size,
         num_blocks=num_blocks,

@@ -24,8 +24,8 @@ from properties.blocks.state import State
 _NEEDS: dict[type[Operation], tuple[str, ...]] = {
     Fork: ("fork",),
     Truncate: ("truncate",),
-    SwapOut: ("swap_out", "swap_in"),
-    SwapIn: ("swap_out", "swap_in"),
+    SwapOut: ("swap_out", "swap_in", "copies"),
+    SwapIn: ("swap_out", "swap_in", "copies"),
     Lookup: ("lookup",),
     Allocate: ("allocate", "computed"),
     Computed: ("allocate", "computed"),

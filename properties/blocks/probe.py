@@ -12,6 +12,9 @@ from properties.protocol import REQUIRED, Capabilities, Copy, missing, offered
 
 T = TypeVar("T")
 
+_REFUSAL = "if this means 'no room', list the exception in capabilities.refusals; else mend the adapter"
+_OPEN = "declare in capabilities the block_sizes and num_blocks that it accepts, or mend open"
+
 
 class Crashed(Exception):
     """The implementation raised something undeclared on a legal call. `args[0]` is the explanation in words."""
@@ -63,7 +66,7 @@ class Probe:
         if is_adapter_fault(error, self.target):
             raise AdapterError(
                 f"{what}, in the adapter's own code, on legal use",
-                "if this means 'no room', list the exception in capabilities.refusals; else mend the adapter",
+                _OPEN if method == "open" else _REFUSAL,
             ) from error
         raise Crashed(what) from error
 

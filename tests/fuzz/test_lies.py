@@ -1,0 +1,136 @@
+"""What `check-target` says of an adapter that declares or offers what it does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from fuzz import check, messages
+from properties.blocks.operations import Geometry
+from properties.blocks.spec import SPEC
+from properties.protocol import Copy
+from properties.targets import Target
+from properties.targets.ours import OurBlocks
+from tests.targets import zoo
+
+
+def declares(make: type[Any], **changes: object) -> type[Any]:
+    return type(make.__name__, (make,), {"capabilities": msgspec.structs.replace(make.capabilities, **changes)})
+
+
+def without(make: type[Any], *names: str) -> type[Any]:
+    return type(make.__name__, (make,), dict.fromkeys(names))
+
+
+def used(make: type[Any], seconds: float = 0.8) -> messages.Checked:
+    """The part of `check-target` that uses the adapter, in this process."""
+    frames: list[bytes] = []
+    check._use(Target("mine", "blocks", make), SPEC, seconds, check.Whereabouts(), frames.append)
+    return msgspec.json.decode(frames[-1], type=messages.Checked)
+
+
+class NoWindow(OurBlocks):
+    capabilities = msgspec.structs.replace(OurBlocks.capabilities, promises=frozenset())
+
+    def open(self, config: Geometry) -> None:
+        super().open(msgspec.structs.replace(config, window=None, num_sinks=0))
+
+
+class NeverReportsCopies(zoo.CopiesEverythingAtTheFork):
+    """It shares nothing and computes the child again, and offers copies() all the same."""
+
+    def copies(self) -> list[Copy]:
+        return []
+
+
+class NeverForks(zoo.CopiesOnWrite):
+    def fork(self, parent: str, child: str) -> None:
+        raise zoo.NoRoom("forks are not supported")
+
+
+class Small(OurBlocks):
+    def open(self, config: Geometry) -> None:
+        if config.num_blocks > 50:
+            raise ValueError("at most 50 blocks")
+        super().open(config)
+
+
+class FewSizes(OurBlocks):
+    def open(self, config: Geometry) -> None:
+        if config.block_size == 256:
+            raise ValueError("blocks of 256 are not supported")
+        super().open(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem", "remedy"),
+    [
+        (declares(zoo.NoCache, prefix_cache=True), "never a prefix hit", "declare prefix_cache=False"),
+        (NoWindow, "never a window released a block", "declare window=False"),
+        (NeverReportsCopies, "never a copy on write", "or leave copies out"),
+        (NeverForks, "never a fork", "leave fork out"),
+        (Small, "a pool of 64: open raised ValueError: at most 50 blocks", "declare in capabilities the block_sizes"),
+        (FewSizes, "with blocks of 256", "declare in capabilities the block_sizes"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_lie_is_a_problem(make: type[Any], problem: str, remedy: str) -> None:
+    found = [fix for what, fix in used(make).problems if problem in what]
+
+    assert found
+    assert remedy in found[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (without(zoo.CopiesOnWrite, "copies"), "fork is offered without copies()"),
+        (without(OurBlocks, "copies"), "swap_out, swap_in without copies: swap_out is never called"),
+        (zoo.NoCache, "allocate without computed: allocate is never called"),
+        (declares(zoo.Sound, recomputes_hits=True), "no hit covered a whole prompt"),
+        (declares(zoo.Sound, eviction="released"), "judged only with the promise EVICT-2P"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_is_only_useless_is_a_note(make: type[Any], says: str) -> None:
+    assert any(says in note for note in used(make, 0.2).notes)
+
+
+@pytest.mark.parametrize("make", [OurBlocks, zoo.CopiesOnWrite, zoo.Slides], ids=lambda make: make.__name__)
+def test_nothing_is_said_of_sound_ones(make: type[Any]) -> None:
+    checked = used(make)
+
+    assert checked.problems == ()
+    assert not [note for note in checked.notes if "declared" in note or "was never" in note or "not seen" in note]
+
+
+def test_a_few_cases_say_nothing() -> None:
+    class Slow(declares(zoo.NoCache, prefix_cache=True)):  # type: ignore[misc]
+        cases = 0
+
+        def open(self, config: Geometry) -> None:
+            Slow.cases += 1
+            super().open(config)
+
+        def slots(self, name: str) -> Sequence[int]:
+            return tuple(super().slots(name))
+
+    checked = used(Slow, 0.01)
+
+    assert Slow.cases < 100
+    assert checked.problems == ()
+    assert any("not seen in" in note and "a prefix hit" in note for note in checked.notes)
+
+
+def test_swaps_without_copies_are_not_driven() -> None:
+    """The copies say what came back; without them everything that did would count as never written."""
+    found = SPEC.maker(
+        lambda n: 0, Geometry(block_size=1, num_blocks=3), OurBlocks.capabilities, frozenset({"swap_out"})
+    )
+
+    assert "swap_out" not in {kind.__struct_config__.tag for kind in found.kinds}
+    assert "SWAP-1" not in SPEC.applicable(OurBlocks.capabilities, frozenset({"swap_out", "swap_in"}))
+    assert "SWAP-1" in SPEC.applicable(OurBlocks.capabilities, frozenset({"swap_out", "swap_in", "copies"}))
