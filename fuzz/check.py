@@ -15,13 +15,14 @@ import msgspec
 import xxhash
 
 from fuzz import messages
-from fuzz.check_static import Problem, static_problems
+from fuzz.check_static import static_problems
 from fuzz.isolate import BEAT, Emit, Ended, in_fork
 from fuzz.jobs import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.making import signs_of_life
 from fuzz.seeds import case_seed
 from properties import remedies
 from properties.contract import CLAUSES
+from properties.declared import Problem
 from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.specs import spec_of

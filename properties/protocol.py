@@ -32,6 +32,13 @@ class Copy(NamedTuple):
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a blocks target accepts and promises; every default is the most careful answer.
 
+    What is declared and not done is said to be the adapter's fault where it can be seen: types and ranges before anything
+    runs; sizes and pools by opening their bounds (`check-target`); prefix_cache, window and what is offered by never
+    being reached; unknown_free, copy_at_fork, reserved_blocks and promises by what the target does. Not seen is a limit that
+    is tighter than need be, or look_ahead, watermark_blocks, cached_overlaps_free and weak_hash without effect: these only
+    make the judges more lenient, or cases rarer. Nor can salts that are ignored be told from a cache that ignores them
+    (HASH-1), or a limit that is left out from a cache that refuses too early (ALLOC-6): these are findings.
+
     Attributes:
         refusals: exception classes that say "no room"; a refused call must change nothing.
         block_sizes: tokens per block that it accepts; nothing else is generated.

@@ -42,8 +42,21 @@ def judge_refusal(
         state.report(
             "ALLOC-6",
             f"{what} was refused with {refusal}, but it needs no more than {blocks_in_words(need)}, and "
-            f"{unowned} of {len(state.usable)} are held by nobody{free}: free plus evictable blocks suffice",
+            f"{unowned} of {len(state.usable)} are held by nobody{free}: free plus evictable blocks suffice{_limits(state)}",
         )
+
+
+def _limits(state: State) -> str:
+    """A refusal may be meant: by a limit that could have been declared, and was not."""
+    caps = state.capabilities
+    limits = {
+        "max_sequences": caps.max_sequences is None,
+        "max_tokens": caps.max_tokens is None,
+        "watermark_blocks": not caps.watermark_blocks,
+        "look_ahead": not caps.look_ahead,
+    }
+    undeclared = [name for name, absent in limits.items() if absent]
+    return f". If it is meant, declare the limit ({', '.join(undeclared)})" if undeclared else ""
 
 
 def blocks_in_words(count: int) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from paged_ref.ownership import LiveSequence
 from properties.blocks.state import Release, State
+from properties.contract import AdapterError
 from properties.protocol import slots_from_table
 
 
@@ -20,10 +21,7 @@ def judge_slots(state: State, seq: LiveSequence) -> bool:
     state.judged["ALLOC-2"] += 1
     slots, length = seq.slots, len(seq.tokens)
     if len(slots) < length:
-        state.report(
-            "ALLOC-2",
-            f"sequence {seq.name} has {length} tokens but only {len(slots)} slots: position {len(slots)} has no place",
-        )
+        _report_too_few(state, seq)
         return False
     windowed = bool(state.geometry.window)
     for position, slot in enumerate(slots):
@@ -41,6 +39,35 @@ def judge_slots(state: State, seq: LiveSequence) -> bool:
     if len(set(valid)) != len(valid):
         _report_twice(state, seq, valid)
     return True
+
+
+def look_like_blocks(slots: Sequence[int], num_tokens: int, state: State) -> str:
+    """Advice where there is one slot for each block and none for each token; "" where they can be slots.
+
+    Slots that follow from a table come by whole blocks of consecutive numbers, however few they are.
+    """
+    size = state.block_size
+    if size == 1 or len(slots) != -(-num_tokens // size) or not all(-1 <= s < state.geometry.num_blocks for s in slots):
+        return ""
+    starts = range(0, len(slots), size)
+    if all(list(slots[at : at + size]) == [slots[at] + offset for offset in range(size)] for at in starts):
+        return ""
+    return f"These look like block ids, one for each {size} tokens: {list(slots)}"
+
+
+_AS_SLOTS = "if slots() returns the block table, return slots_from_table(table, block_size) of properties.protocol"
+LEAST_MISSING = 2
+"""One slot too few may be one token that a manager forgot; more of them, one slot a block, are a table."""
+
+
+def _report_too_few(state: State, seq: LiveSequence) -> None:
+    slots, length = seq.slots, len(seq.tokens)
+    what = f"sequence {seq.name} has {length} tokens but only {len(slots)} slots"
+    advice = look_like_blocks(slots, length, state)
+    if advice and length - len(slots) >= LEAST_MISSING:
+        raise AdapterError(f"{what}. {advice}", _AS_SLOTS)
+    more = f". {advice}; {_AS_SLOTS}" if advice else ""
+    state.report("ALLOC-2", f"{what}: position {len(slots)} has no place{more}")
 
 
 def _report_twice(state: State, seq: LiveSequence, valid: Sequence[int]) -> None:
