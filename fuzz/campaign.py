@@ -53,6 +53,7 @@ class Campaign:
         self.selector = selectors.DefaultSelector()
         self.before_s = 0.0
         self.stopping = ""
+        self.over = False
         self.internal = ""
         self.disk: DiskError | None = None
         self.started = time.monotonic()
@@ -98,6 +99,7 @@ class Campaign:
                 self._drop(worker)
             self.examiners.close()
             self.selector.close()
+            self.over = True
             with contextlib.suppress(DiskError):
                 self._save()
                 self.folder.event("finished", stopped=self.stopping, elapsed_s=round(self.elapsed_s, 1))
@@ -420,6 +422,7 @@ class Campaign:
     def status(self) -> dict[str, Any]:
         """The plain status file: what a person or a script wants to know from outside."""
         return {
+            "finished": self.over,
             "elapsed_s": round(self.before_s + self.elapsed_s, 1),
             "since_last_new_finding_s": round(self.elapsed_s - self.last_new_s, 1),
             "to_confirm": self.examiners.waiting,

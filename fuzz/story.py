@@ -83,7 +83,7 @@ class Group:
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:
-    """The earliest breach first; then short traces, safety before promises, what is judged first. Flaky ones last."""
+    """The earliest breach first; then few steps, safety before promises, what is judged first, few tokens. Flaky ones last."""
     return sorted(findings, key=_order)
 
 
@@ -154,10 +154,11 @@ def _earlier(case: Case) -> tuple[Breach, ...]:
 _RANKS = {id: number for number, id in enumerate(CLAUSES)}
 
 
-def _order(finding: Finding) -> tuple[bool, int, int, bool, int, int, str]:
+def _order(finding: Finding) -> tuple[bool, int, int, bool, int, int, int, str]:
     case = finding.case
     first = first_breach(case)
     step = first.step if first else len(case.operations)
     promise = clause(case.property).rank == "promise"
     behind = len(breaches_before(case))
-    return case.flaky, step, len(case.operations), promise, behind, _RANKS[case.property], finding.fingerprint
+    size = sum(len(getattr(operation, "tokens", ())) for operation in case.operations)
+    return case.flaky, step, len(case.operations), promise, behind, _RANKS[case.property], size, finding.fingerprint

@@ -1,7 +1,12 @@
 """The README quotes code and output; this holds the quotes to what they quote."""
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+
+from tests.fuzz.helpers import environment
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,6 +27,19 @@ def test_the_printed_finding_is_what_is_printed() -> None:
     from tests.targets.test_tiny_target import PRINTED
 
     assert section("printed").split() == PRINTED.split()
+
+
+def test_the_command_prints_it(tmp_path: Path) -> None:
+    """The very line, as a reader runs it in a checkout; what follows from the seed is printed, so it is held to the letter."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    program, *arguments = shlex.split(section("command"))
+    line = [sys.executable, "-m", "fuzz", *arguments]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+
+    assert program == "pagefault"
+    assert done.returncode == 1, done.stderr
+    assert " ".join(section("printed").split()) in " ".join(done.stdout.split())
+    assert "FOUND tests/targets/tiny_target.py:Tiny HASH-1 in 2 steps" in done.stderr
 
 
 def test_every_command_is_in_the_table() -> None:

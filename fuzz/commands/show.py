@@ -11,6 +11,7 @@ import typer
 from fuzz import values
 from fuzz.output import Json, emit, hint, note
 from fuzz.story import tell
+from fuzz.versions import distribution_of, version_under_test
 from fuzz.whereabouts import check_level, located
 from properties.case import Case, fingerprint, read
 from properties.contract import UsageError, clause
@@ -74,5 +75,19 @@ def _fields(case: Case, text: str) -> dict[str, object]:
         "flaky": case.flaky,
         "versions": case.versions,
         "fingerprint": fingerprint(case),
+        "ledger_entry": _ledger_entry(case),
         "text": text,
+    }
+
+
+def _ledger_entry(case: Case) -> dict[str, object]:
+    """An entry for a ledger of known failures, to be completed by hand: where the fault is tracked."""
+    version = version_under_test(case.target, case.versions)
+    return {
+        "target": case.target,
+        "property": case.property,
+        "fingerprints": [fingerprint(case)],
+        "versions": [version] if distribution_of(case.target) else [],
+        "tracker": "",
+        "note": "",
     }
