@@ -67,8 +67,8 @@ def _marked(case: Case) -> list[str]:
 class Group:
     """A finding whose clause was broken first, and what belongs to it.
 
-    `same` are other cases of clauses that are told already; `together` broke another clause by the very same steps; `after` broke its
-    clause at an earlier step of their own traces.
+    `same` are other cases of clauses that are told already; `together` broke another clause by the very same steps; `after`
+    broke its clause at an earlier step of their own traces.
     """
 
     first: Finding
