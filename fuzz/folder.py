@@ -63,9 +63,10 @@ class Folder:
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             reason = error.strerror or str(error)
-            what = "--resume" if resume else "--out"
+            option = "--resume" if resume else "--out"
+            where = "" if error.filename in (None, str(self.path)) else f" ({error.filename} is in the way)"
             raise UsageError(
-                f"{what} {self.path} cannot be written: {reason}. Give a folder that you may write"
+                f"{option} {self.path} cannot be written: {reason}{where}. Give a folder that you may write"
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,9 +103,12 @@ class Folder:
         return f"it is kept as {beside.name}"
 
     def corpus(self, target: str) -> Path:
-        """Where a target's saved traces are."""
+        """Where a target's saved traces are. Raises `DiskError`."""
         path = self.corpus_root / safe_name(target)
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DiskError(path, error) from None
         return path
 
     def journal(self, target: str, slot: int) -> Path:
