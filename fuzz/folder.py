@@ -64,7 +64,7 @@ class Folder:
         except OSError as error:
             reason = error.strerror or str(error)
             option = "--resume" if resume else "--out"
-            where = "" if error.filename in (None, str(self.path)) else f" ({error.filename} is in the way)"
+            where = f" ({error.filename} is in the way)" if isinstance(error, FileExistsError) else ""
             raise UsageError(
                 f"{option} {self.path} cannot be written: {reason}{where}. Give a folder that you may write"
             ) from None
