@@ -121,9 +121,16 @@ def is_adapter_fault(error: BaseException, target: object) -> bool:
     return called_wrongly or code in adapter_codes(target)
 
 
+def _is_theirs(file: str) -> bool:
+    """Whether a file is part of a target: not of the machinery that called it, or imported it."""
+    if file.startswith(_OURS):
+        return "/targets/" in file and not file.endswith(("/targets/__init__.py", "/targets/naming.py"))
+    return not file.startswith((_FUZZ, "<frozen", f"{_STDLIB}/importlib/"))
+
+
 def last_lines(error: BaseException, most: int = 3) -> str:
     """Where an exception came from, innermost last: `file.py:12 in take; file.py:40 in allocate`."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    theirs = [f for f in frames if not f.filename.startswith((_OURS, _FUZZ)) or "/targets/" in f.filename]
+    theirs = [f for f in frames if _is_theirs(f.filename)]
     frames = (theirs or frames)[-most:]
     return "; ".join(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} in {frame.name}" for frame in frames)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from properties.contract import Level, UsageError
+from properties.targets.naming import file_meant, imported, names_no_object
 
 GROUP = "pagefault.targets"
 EXTRA = "pagefault[torch]"
@@ -127,9 +128,14 @@ def load(name: str) -> Target:
         return _with_path(name, WITH_PATH[base], path)
     plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name in plugins:
-        return _target(name, plugins[name].load())
-    if ":" in name:
-        return _target(name, _object(name, name))
+        return _target(name, imported(name, plugins[name].load))
+    if ":" in name.removesuffix(":"):
+        return _target(name, imported(name, partial(_object, name, name)))
+    file = file_meant(name)
+    if file is not None:
+        raise names_no_object(name, file)
+    if name.endswith((".py", ".py:")):
+        raise UsageError(f"target {name!r}: no such file (looked for {Path(name.removesuffix(':')).resolve()})")
     near = ", ".join(get_close_matches(name, [*BUILTIN, *plugins], n=3)) or ", ".join([*BUILTIN, *plugins])
     raise UsageError(
         f"no target {name!r}; near it: {near}. A target of your own is given as module:object or path.py:object"
@@ -177,6 +183,8 @@ def _import(module_name: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if name in BUILTIN:  # a module of ours that cannot be imported without torch
             raise Unavailable(f"{name} needs {error.name}, which is not installed: pip install '{EXTRA}'") from error
+        if not error.name or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
         raise UsageError(
             f"target {name!r}: cannot import {error.name!r}. Start in the folder that holds it, install it, or give a path"
         ) from error
