@@ -293,6 +293,11 @@ class BlockManager:
         return self._cache.blocks()
 
     @property
+    def num_copies(self) -> int:
+        """How many copies `take_copies` would give now."""
+        return len(self._copies)
+
+    @property
     def num_free(self) -> int:
         """Blocks that nobody holds, evictable ones included."""
         return self._pool.num_free

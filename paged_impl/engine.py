@@ -26,6 +26,10 @@ class Engine:
         """As `Scheduler.submit`."""
         self.scheduler.submit(name, tokens, max_new_tokens, salt)
 
+    def fork(self, parent: Name, child: Name, max_new_tokens: int) -> None:
+        """As `Scheduler.fork`."""
+        self.scheduler.fork(parent, child, max_new_tokens)
+
     def cancel(self, name: Name) -> None:
         """As `Scheduler.cancel`."""
         self.scheduler.cancel(name)

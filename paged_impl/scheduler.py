@@ -31,7 +31,8 @@ class ScheduledRow(NamedTuple):
 class ScheduledStep:
     """One step: perform `copies` in order, then compute `rows`. No rows: nothing can run until a step is finished.
 
-    `admitted` are the requests whose block table is wholly new; the tables of all others have only grown.
+    `admitted` are the requests whose block table is new to a step, or in which a shared block was exchanged for a copy; the
+    tables of all others have only grown.
     """
 
     rows: tuple[ScheduledRow, ...]
@@ -53,6 +54,7 @@ class Request:
     num_in_flight: int = 0
     waits_for_sample: bool = False
     running: bool = False  # holds device blocks
+    forked: bool = False  # its table was not in a step yet
     swapped: bool = False  # holds host blocks
 
     @property
@@ -128,6 +130,27 @@ class Scheduler:
         self._requests[name] = request
         self._waiting.append(request)
 
+    def fork(self, parent: Name, child: Name, max_new_tokens: int) -> None:
+        """A new request that goes on from all that `parent` has by now; it ends when `max_new_tokens` were sampled for it.
+
+        It shares the blocks of a parent whose tokens are computed, and takes none; else it waits like one that is submitted.
+        Raises `KeyError` for an unknown parent, `ValueError` while a step of it is in flight, and as `submit`; then nothing
+        was changed.
+        """
+        origin = self._requests[parent]
+        if origin.num_in_flight:
+            raise ValueError(
+                f"{origin.num_in_flight} steps of {parent!r} are in flight: finish them before it is forked"
+            )
+        self.submit(child, origin.tokens, max_new_tokens, origin.salt)
+        request, manager = self._requests[child], self.manager
+        if origin.running and manager.num_computed(parent) == manager.num_tokens(parent):
+            manager.fork(parent, child)
+            request.num_scheduled = manager.num_tokens(child)
+            request.running = request.forked = True
+            self._waiting.remove(request)
+            self._running.append(request)
+
     def cancel(self, name: Name) -> None:
         """End a request wherever it is; what is in flight for it is computed and dropped. Raises `KeyError`."""
         self._end(self._requests[name])
@@ -197,12 +220,17 @@ class Scheduler:
         if request.waits_for_sample:
             return
         num_new = min(len(request.tokens) - request.num_scheduled, draft.tokens_left)
+        num_copies = self.manager.num_copies
         missing = request.tokens[self.manager.num_tokens(request.name) :]
         if missing:
             while not self.manager.can_append(request.name, len(missing)):
                 if not self._make_room(request, draft):
                     return
+            num_copies = self.manager.num_copies
             self.manager.append(request.name, missing)
+        if request.forked or self.manager.num_copies > num_copies:
+            draft.admitted.append(request.name)
+            request.forked = False
         self._add_row(request, num_new, draft)
 
     def _make_room(self, request: Request, draft: _Draft) -> bool:
@@ -224,7 +252,7 @@ class Scheduler:
         else:
             manager.free(name)
             request.num_scheduled = 0
-        request.running = False
+        request.running = request.forked = False
         self._running.remove(request)
         self._waiting.append(request)
         self._waiting.sort(key=_arrival)

@@ -40,6 +40,7 @@ _SENTENCES = {
     "batch": "one step over {rows}",
     "drain": "free everything, then fill the whole pool once",
     "submit": "submit {name} with {tokens}{salt}; it samples {reply}",
+    "fork_request": "fork {name} into {child}, which goes on from all that it has and samples {reply}",
     "resubmit": "submit {name} again, while it is live",
     "step": "step{hold}",
     "finish": "finish the step in flight{index}",

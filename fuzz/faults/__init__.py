@@ -31,9 +31,17 @@ class Fault:
 
 def all_faults() -> dict[str, Fault]:
     """Every planted fault by its id; those of caches where torch is installed."""
-    from fuzz.faults import blocks_content, blocks_pool, engine_batch, engine_manager, engine_scheduler, engine_window
+    from fuzz.faults import (
+        blocks_content,
+        blocks_pool,
+        engine_batch,
+        engine_fork,
+        engine_manager,
+        engine_scheduler,
+        engine_window,
+    )
 
-    modules = [blocks_pool, blocks_content, engine_batch, engine_scheduler, engine_manager, engine_window]
+    modules = [blocks_pool, blocks_content, engine_batch, engine_scheduler, engine_manager, engine_window, engine_fork]
     if find_spec("torch") is not None:
         from fuzz.faults import cache_reads, cache_writes
 

@@ -26,6 +26,8 @@ def applicable(capabilities: EngineCapabilities, offers: frozenset[str]) -> froz
         found.add("SWAP-1")
     if capabilities.window:
         found.add("WINDOW-1")
+    if "fork" in offers:
+        found.add("COW-1")
     return frozenset(id for id in found if CLAUSES[id].rank == "safety")
 
 
@@ -50,4 +52,6 @@ def marks(capabilities: EngineCapabilities, offers: frozenset[str]) -> frozenset
         found |= {"a swap to host memory", "a request came back from host memory"}
     if capabilities.window:
         found.add("a window released blocks")
+    if "fork" in offers:
+        found |= {"a fork", "a shared block was copied"}
     return frozenset(found)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from properties.blocks.generate import SALTS
 from properties.blocks.operations import Operation
 from properties.engine.legality import offered_operations, why_illegal
-from properties.engine.operations import Cancel, EngineGeometry, Finish, Launch, Resubmit, Submit
+from properties.engine.operations import Cancel, EngineGeometry, Finish, ForkRequest, Launch, Resubmit, Submit
 from properties.engine.protocol import EngineCapabilities
 from properties.engine.state import EngineState
 
 Below = Callable[[int], int]
 
-WEIGHTS: dict[type[Operation], int] = {Submit: 5, Launch: 9, Finish: 4, Cancel: 1, Resubmit: 1}
+WEIGHTS: dict[type[Operation], int] = {Submit: 5, Launch: 9, Finish: 4, Cancel: 1, Resubmit: 1, ForkRequest: 2}
 MOST_REMEMBERED = 12
 
 
@@ -124,6 +124,14 @@ class EngineOperationMaker:
         names = list(state.requests)
         return Resubmit(names[self.below(len(names))]) if names else None
 
+    def fork(self, state: EngineState) -> Operation | None:
+        names = [name for name, request in state.requests.items() if request.computed] or list(state.requests)
+        if not names or len(state.requests) > self.most_live + 1:
+            return None
+        self._names += 1
+        reply = self._tokens(1 + self.below(self.geometry.block_size + 2))
+        return ForkRequest(names[self.below(len(names))], _name(self._names - 1), reply)
+
     # ---- parts -----------------------------------------------------------------------------------------------------
 
     def _plain(self) -> Operation:
@@ -185,4 +193,5 @@ _MAKERS: dict[type[Operation], Callable[[EngineOperationMaker, EngineState], Ope
     Finish: EngineOperationMaker.finish,
     Cancel: EngineOperationMaker.cancel,
     Resubmit: EngineOperationMaker.resubmit,
+    ForkRequest: EngineOperationMaker.fork,
 }

@@ -76,6 +76,14 @@ class Submitted(Event, tag="submit"):
     refused: str | None = None
 
 
+class Forked(Event, tag="fork"):
+    """`child` goes on from all the tokens that request `name` has; no step of that is in flight."""
+
+    name: str
+    child: str
+    max_new_tokens: Whole
+
+
 class Stepped(Event, tag="step"):
     """A step is launched. `step` numbers are the engine's own, and rise.
 
@@ -121,7 +129,7 @@ class Closed(Event, tag="close"):
     """The last event of a whole history. Without it, the history was cut."""
 
 
-HistoryEvent = Opened | Submitted | Stepped | Finished | Cancelled | Closed
+HistoryEvent = Opened | Submitted | Forked | Stepped | Finished | Cancelled | Closed
 
 
 def json_schema() -> dict[str, Any]:
@@ -186,6 +194,10 @@ class Recorder:
             raise
         finally:
             self._write(event)
+
+    def fork(self, parent: str, child: str, max_new_tokens: int) -> None:
+        self._target.fork(parent, child, max_new_tokens)
+        self._write(Forked(name=parent, child=child, max_new_tokens=max_new_tokens))
 
     def cancel(self, name: str) -> None:
         self._target.cancel(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from properties.blocks.operations import Operation
-from properties.engine.operations import Cancel, DriveToIdle, Finish, Launch, Resubmit, Submit
+from properties.engine.operations import Cancel, DriveToIdle, Finish, ForkRequest, Launch, Resubmit, Submit
 from properties.engine.protocol import EngineCapabilities
 from properties.engine.state import EngineState
 
@@ -15,6 +15,8 @@ def offered_operations(capabilities: EngineCapabilities, offers: frozenset[str])
         kinds.add(Cancel)
     if capabilities.duplicates:
         kinds.add(Resubmit)
+    if "fork" in offers:
+        kinds.add(ForkRequest)
     return kinds
 
 
@@ -26,6 +28,8 @@ def why_illegal(state: EngineState, op: Operation) -> str | None:
         if not state.capabilities.duplicates:
             return "the target declares a second request of a live name undefined"
         return None if op.name in state.requests else f"no live request {op.name}"
+    if isinstance(op, ForkRequest):
+        return _why_not_fork(state, op)
     if isinstance(op, Launch):
         if not state.requests:
             return "no live request"
@@ -43,22 +47,42 @@ def why_illegal(state: EngineState, op: Operation) -> str | None:
 
 
 def _why_not_submit(state: EngineState, op: Submit) -> str | None:
-    caps, geometry = state.capabilities, state.geometry
-    if op.name in state.requests:
-        return f"request {op.name} is live"
-    if any(op.name == name for flight in state.flights for name, _ in flight.sampled):
-        return f"a step of the request that was called {op.name} is in flight"
-    if not op.tokens or not op.reply or min(*op.tokens, *op.reply, 0) < 0:
-        return "no prompt, no reply, or negative tokens"
-    if op.salt is not None and not caps.salts:
+    if not op.tokens or min(op.tokens) < 0:
+        return "no prompt, or negative tokens"
+    if op.salt is not None and not state.capabilities.salts:
         return "the target takes no salt"
-    if caps.max_sequences is not None and len(state.requests) >= caps.max_sequences:
-        return f"the target takes at most {caps.max_sequences} requests"
-    longest = (
-        len(op.tokens) + len(op.reply) - 1
-    )  # a preempted request may be computed again with all but its last token
-    if not caps.chunked_prefill and longest > geometry.max_tokens_per_step:
-        return f"{longest} tokens do not fit a step of {geometry.max_tokens_per_step}, and the target does not chunk"
+    if (why := _why_not_new(state, op.name, len(op.tokens), op.reply)) is not None:
+        return why
     if state.can_ever_fit(len(op.tokens), len(op.reply)):
         return None
-    return None if caps.oversized else "the request can never fit, and the target declares that undefined"
+    return None if state.capabilities.oversized else "the request can never fit, and the target declares that undefined"
+
+
+def _why_not_fork(state: EngineState, op: ForkRequest) -> str | None:
+    if "fork" not in state.offers:
+        return "the target does not offer fork"
+    if op.name not in state.requests:
+        return f"no live request {op.name}"
+    if any(row.name == op.name for flight in state.flights for row in flight.step.rows):
+        return f"a step of request {op.name} is in flight"
+    length = len(state.requests[op.name].tokens)
+    if (why := _why_not_new(state, op.child, length, op.reply)) is not None:
+        return why
+    return None if state.can_ever_fit(length, len(op.reply)) else "the request can never fit"
+
+
+def _why_not_new(state: EngineState, name: str, num_tokens: int, reply: tuple[int, ...]) -> str | None:
+    """Why a request of that name, length and reply has no meaning here."""
+    caps, geometry = state.capabilities, state.geometry
+    if name in state.requests:
+        return f"request {name} is live"
+    if any(name == other for flight in state.flights for other, _ in flight.sampled):
+        return f"a step of the request that was called {name} is in flight"
+    if not reply or min(reply) < 0:
+        return "no reply, or negative tokens"
+    if caps.max_sequences is not None and len(state.requests) >= caps.max_sequences:
+        return f"the target takes at most {caps.max_sequences} requests"
+    longest = num_tokens + len(reply) - 1  # a preempted request may be computed again with all but its last token
+    if not caps.chunked_prefill and longest > geometry.max_tokens_per_step:
+        return f"{longest} tokens do not fit a step of {geometry.max_tokens_per_step}, and the target does not chunk"
+    return None

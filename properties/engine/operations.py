@@ -48,6 +48,14 @@ class Finish(Operation, frozen=True, tag="finish"):
     index: int = 0
 
 
+class ForkRequest(Operation, frozen=True, tag="fork_request"):
+    """`child` goes on from all that request `name` has by now; the model will sample `reply` for it."""
+
+    name: str
+    child: str
+    reply: tuple[int, ...]
+
+
 class Cancel(Operation, frozen=True, tag="cancel"):
     """The request ends now, wherever it is."""
 
@@ -58,4 +66,4 @@ class DriveToIdle(Operation, frozen=True, tag="idle"):
     """Step until every request has ended, then let one request fill the whole pool (LIVE-1, ALLOC-5)."""
 
 
-EngineOperation = Submit | Resubmit | Launch | Finish | Cancel | DriveToIdle
+EngineOperation = Submit | Resubmit | ForkRequest | Launch | Finish | Cancel | DriveToIdle

@@ -124,6 +124,8 @@ REQUIRED = ("open", "submit", "step", "slots", "finish", "live")
 
 OPTIONAL: dict[str, str] = {
     "cancel": "cancel(name): the request ends now, wherever it is; rows in flight are computed and dropped",
+    "fork": "fork(parent, child, max_new_tokens): child is a new request that goes on from all that parent has, prompt and "
+    "reply so far; it must succeed. Called while no step of parent is in flight. Copies that become due come with a step",
     "batch": "batch(step) -> StepBatch: the target's own metadata of the step that was launched last",
     "table": blocks.OPTIONAL["table"],
     "ref_count": blocks.OPTIONAL["ref_count"],

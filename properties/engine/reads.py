@@ -41,7 +41,7 @@ def judge_arrival(state: EngineState, request: Request, row: Row) -> None:
     judged = state.judged
     if state.capabilities.prefix_cache:
         judged["HASH-4"] += 1
-        if row.start and request.away != "swapped":
+        if row.start and request.away != "swapped" and not request.forked:
             for id in ("HASH-1", "HASH-2", "HASH-5"):
                 judged[id] += 1
     if request.away:
@@ -49,6 +49,8 @@ def judge_arrival(state: EngineState, request: Request, row: Row) -> None:
         state.marks["a preempted request came back"] += 1
     if request.away == "swapped":
         judged["SWAP-1"] += 1
+    if request.forked:
+        judged["COW-1"] += 1
     wrong = first_wrong(state, request, request.verified, row.start)
     if wrong is None:
         request.verified = max(request.verified, row.start)
@@ -69,6 +71,8 @@ def _report_misread(state: EngineState, request: Request, position: int, row: Ro
 
 
 def _why(request: Request, row: Row, id: str) -> str:
+    if id == "COW-1":
+        return f". Positions 0 to {row.start - 1} were shared by the fork, or copied since"
     if id.startswith("HASH"):
         return f". Positions 0 to {row.start - 1} were taken from the cache"
     if id == "BATCH-4":
@@ -78,6 +82,8 @@ def _why(request: Request, row: Row, id: str) -> str:
 
 def _bad_hit(state: EngineState, request: Request, position: int) -> str:
     """The clause that a wrong hit breaks. A hole with a right block behind it is a hit that went on after a miss."""
+    if request.forked:
+        return "COW-1"
     slot, size, content = request.slots[position], state.block_size, state.shadow.run
     write = state.shadow.writes[slot]
     if write is None or write.step < state.handed[slot // size]:
@@ -104,7 +110,7 @@ def judge_reads(state: EngineState, request: Request, row: Row) -> None:
     judged = state.judged
     judged["BATCH-4"] += 1
     judged["CONTENT-1"] += 1
-    wrong = first_wrong(state, request, request.verified, row.stop)
+    wrong = first_wrong(state, request, 0 if request.twice else request.verified, row.stop)
     if wrong is None:
         request.verified = max(request.verified, row.stop)
         return
@@ -160,6 +166,8 @@ def judge_writes(state: EngineState, request: Request, row: Row, slots: Sequence
     """Each slot about to be written belongs to this request alone, and to no other row of the step."""
     state.judged["SLOT-2"] += 1
     holders, size = state.holders, state.block_size
+    if len(request.family) > 1:
+        state.judged["COW-1"] += 1
     for position, slot in enumerate(slots, row.start):
         if slot < 0:
             continue
@@ -168,15 +176,29 @@ def judge_writes(state: EngineState, request: Request, row: Row, slots: Sequence
         if own and holders.get(block, 0) <= 1 and slot not in written:
             written[slot] = request.name
             continue
+        related = [
+            r for r in state.requests.values() if r.name in request.family and r is not request and block in r.blocks
+        ]
+        if related and all(_has_run_there(r, position, slot, request.runs[position]) for r in related):
+            continue  # the very value that stands there, or will: the fork has not parted yet
         problem = _not_alone(state, request, slot, own, written)
         if problem:
             state.report(
-                "SLOT-2",
+                "COW-1" if related else "SLOT-2",
                 f"request {request.name} is about to write position {position} into slot {slot} (block {block}), {problem}. "
                 f"History of {state.shadow.history(block)}",
             )
         written[slot] = request.name
         _take_back(state, request, block)
+
+
+def _has_run_there(request: Request, position: int, slot: int, run: int) -> bool:
+    """Whether a request has that very run at that place."""
+    return (
+        position < min(len(request.slots), len(request.runs))
+        and request.slots[position] == slot
+        and request.runs[position] == run
+    )
 
 
 def _not_alone(state: EngineState, request: Request, slot: int, own: bool, written: dict[int, str]) -> str:

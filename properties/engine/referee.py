@@ -17,10 +17,11 @@ from properties.engine import progress, reads
 from properties.engine.batch import judge_batch, mapped_slots
 from properties.engine.bench import EngineBench
 from properties.engine.legality import why_illegal
-from properties.engine.operations import Cancel, DriveToIdle, Finish, Launch, Resubmit, Submit
+from properties.engine.operations import Cancel, DriveToIdle, Finish, ForkRequest, Launch, Resubmit, Submit
 from properties.engine.protocol import Row, Step, StepBatch
 from properties.engine.rows import usable_rows
 from properties.engine.state import Flight, Request
+from properties.protocol import Copy
 
 Outcome = Literal["done", "refused", "illegal", "crashed"]
 Pair = tuple[Row, Request]
@@ -95,6 +96,21 @@ class EngineReferee(EngineBench):
         state.since_progress = 0
         return request
 
+    def _fork(self, op: ForkRequest) -> Outcome:
+        self.probe.call("fork", op.name, op.child, len(op.reply))
+        self.forked(op.name, op.child, len(op.reply), op.reply)
+        self._after()
+        return "done"
+
+    def forked(self, parent: str, child: str, max_new_tokens: int, reply: Sequence[int]) -> None:
+        """A request goes on as two."""
+        origin = self.state.requests[parent]
+        request = self._add(child, origin.tokens, max_new_tokens, reply, origin.salt)
+        origin.family = request.family = origin.family or {parent}
+        request.family.add(child)
+        request.forked = True
+        self.state.marks["a fork"] += 1
+
     def _resubmit(self, op: Resubmit) -> Outcome:
         state, request = self.state, self.state.requests[op.name]
         salted = {"salt": request.salt} if state.capabilities.salts else {}
@@ -139,7 +155,9 @@ class EngineReferee(EngineBench):
         """Play the model for a launched step and judge it. None where it had no rows and nothing to finish."""
         state = self.state
         state.num_launched += 1
+        self._copied = {(copy.src, copy.dst) for copy in step.copies if _is_within_the_pool(copy)}
         self._look()
+        self._copied = set()
         self._perform(step.copies)
         rows = usable_rows(state, step.rows)
         pairs = [(row, request) for row in rows if self._has_slots(row, request := state.requests[row.name])]
@@ -165,9 +183,10 @@ class EngineReferee(EngineBench):
                 self._judge_arrival(request, row)
 
     def _judge_arrival(self, request: Request, row: Row) -> None:
-        self._mark_arrival(request, row)
+        if not request.forked:
+            self._mark_arrival(request, row)
         reads.judge_arrival(self.state, request, row)
-        request.arriving = False
+        request.arriving = request.forked = False
         request.computed = row.start
 
     def _play_writes(self, pairs: Sequence[Pair], slots: Sequence[Sequence[int]]) -> None:
@@ -281,10 +300,15 @@ class EngineReferee(EngineBench):
         state.filling = False
 
 
+def _is_within_the_pool(copy: Copy) -> bool:
+    return copy.unit == "block" and copy.src_space == copy.dst_space == "device"
+
+
 _Handler = Callable[[EngineReferee, Any], Outcome]
 _HANDLERS: dict[type[Operation], _Handler] = {
     Submit: EngineReferee._submit,
     Resubmit: EngineReferee._resubmit,
+    ForkRequest: EngineReferee._fork,
     Launch: EngineReferee._launch,
     Finish: EngineReferee._finish,
     Cancel: EngineReferee._cancel,

@@ -13,6 +13,7 @@ from properties.engine.history import (
     Cancelled,
     Closed,
     Finished,
+    Forked,
     Opened,
     Stepped,
     Submitted,
@@ -193,6 +194,23 @@ class _Judge:
         self.recorded.names.add(event.name)
         self.referee._add(event.name, event.tokens, event.max_new_tokens, (), event.salt)
 
+    def _fork(self, line: Line, event: Forked) -> None:
+        state = self.state
+        if event.name not in state.requests:
+            raise HistoryError(
+                line.number, f"request {event.name!r} is forked, but it is not live", "It has ended already?"
+            )
+        if event.child in state.requests:
+            raise HistoryError(line.number, f"a second request {event.child} while one is live", "Names are unique")
+        if event.max_new_tokens < 1:
+            raise HistoryError(line.number, f"max_new_tokens is {event.max_new_tokens}", "Give at least 1")
+        if any(row.name == event.name for flight in state.flights for row in flight.step.rows):
+            what = f"request {event.name!r} is forked while a step of it is in flight"
+            raise HistoryError(line.number, what, "What it has is known when that is finished")
+        self.verdict.num_requests += 1
+        self.recorded.names.add(event.child)
+        self.referee.forked(event.name, event.child, event.max_new_tokens, ())
+
     def _check_request(self, line: Line, event: Submitted) -> None:
         name, tokens = event.name, event.tokens
         if not tokens or event.max_new_tokens < 1:
@@ -349,6 +367,7 @@ def _batch_of(event: Stepped) -> StepBatch | None:
 _Handler = Callable[[_Judge, Line, Any], None]
 _HANDLERS: dict[type, _Handler] = {
     Submitted: _Judge._submit,
+    Forked: _Judge._fork,
     Stepped: _Judge._step,
     Finished: _Judge._finish,
     Cancelled: _Judge._cancel,

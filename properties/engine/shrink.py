@@ -8,7 +8,7 @@ import msgspec
 
 from properties.blocks.operations import Operation
 from properties.blocks.shrink import rename_in_order
-from properties.engine.operations import DriveToIdle, EngineGeometry, Finish, Launch, Submit
+from properties.engine.operations import DriveToIdle, EngineGeometry, Finish, ForkRequest, Launch, Submit
 
 Trace = tuple[EngineGeometry, tuple[Operation, ...]]
 _replace = msgspec.structs.replace
@@ -42,8 +42,10 @@ def _fewer(ops: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
         for start in range(0, count, size):
             yield ops[:start] + ops[start + size :]
         size //= 2
-    for name in sorted({op.name for op in ops if isinstance(op, Submit)}):
-        yield tuple(op for op in ops if getattr(op, "name", None) != name)
+    for name in sorted(
+        {op.name for op in ops if isinstance(op, Submit)} | {op.child for op in ops if isinstance(op, ForkRequest)}
+    ):
+        yield tuple(op for op in ops if name not in (getattr(op, "name", None), getattr(op, "child", None)))
     for index in reversed(range(count)):
         yield ops[:index] + ops[index + 1 :]
     if count <= 16:
@@ -62,10 +64,8 @@ def _fewer(ops: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
 def _shorter(ops: tuple[Operation, ...], size: int) -> Iterator[tuple[Operation, ...]]:
     """One request with a shorter prompt or reply: half, a block less, one less from either end."""
     for index, op in enumerate(ops):
-        if not isinstance(op, Submit):
-            continue
         for field in ("reply", "tokens"):
-            tokens: tuple[int, ...] = getattr(op, field)
+            tokens: tuple[int, ...] = getattr(op, field, ())
             count = len(tokens)
             for keep in sorted({1, count // 2, count - size, count - 1}):
                 if 0 < keep < count:
@@ -98,6 +98,8 @@ def _simpler_geometry(geometry: EngineGeometry) -> Iterator[EngineGeometry]:
 def _plainer(ops: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
     """Without salts, with smaller tokens, with names in order of appearance."""
     for index, op in enumerate(ops):
+        if isinstance(op, ForkRequest) and any(op.reply):
+            yield (*ops[:index], _replace(op, reply=(0,) * len(op.reply)), *ops[index + 1 :])
         if not isinstance(op, Submit):
             continue
         if op.salt is not None:

@@ -17,7 +17,8 @@ class Request(LiveSequence):
     Positions below `computed` are claimed to be written at its present slots; those below `verified` were found right, and
     no write has touched them since. `arriving` is set until the first row on its present blocks: that row's `start` says
     what was taken from the cache. `new_blocks` are those of its blocks of which that is not known yet. `away` says how it
-    lost its blocks the last time, at launch number `left_at`.
+    lost its blocks the last time, at launch number `left_at`. `forked` is set while all its blocks are those of the fork,
+    `twice` while it has a slot at two positions, so that its writes may go over what it has written.
     """
 
     prompt: int = 0
@@ -28,6 +29,8 @@ class Request(LiveSequence):
     verified: int = 0
     arriving: bool = True
     away: str = ""
+    forked: bool = False
+    twice: bool = False
     left_at: int = 0
     new_blocks: tuple[int, ...] = ()
 

@@ -57,6 +57,9 @@ class OurEngine:
     def submit(self, name: str, tokens: Sequence[int], max_new_tokens: int, salt: str | None = None) -> None:
         self.engine.submit(name, tokens, max_new_tokens, salt)
 
+    def fork(self, parent: str, child: str, max_new_tokens: int) -> None:
+        self.engine.fork(parent, child, max_new_tokens)
+
     def cancel(self, name: str) -> None:
         self.engine.cancel(name)
 

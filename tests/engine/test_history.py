@@ -337,3 +337,62 @@ def test_what_a_window_still_reads_must_stay(opened: bytes, step: bytes, clause:
 
     assert found.keys() == {clause}
     assert says in found[clause]
+
+
+# ---- a fork
+
+FORK = b'{"event":"fork","name":"A","child":"B","max_new_tokens":1}\n'
+BOTH = (
+    b'{"event":"step","step":2,"rows":[["A",3,4,true],["B",3,4,true]],"copies":[[1,2,"device","device"]],'
+    b'"tables":{"A":[3,2],"B":[3,1]}}\n'
+)
+FINISH_BOTH = b'{"event":"finish","step":2,"tokens":[6,7]}\n'
+FORKED = [OPEN, SUBMIT, STEP, FINISH, FORK, BOTH, FINISH_BOTH, CLOSE]
+
+
+def test_a_fork_goes_on_from_what_its_parent_has() -> None:
+    verdict = judge_history(FORKED)
+
+    assert (verdict.error, verdict.breaches, verdict.live) == (None, [], [])
+    assert verdict.num_requests == 2
+    assert verdict.judged["COW-1"] == 3
+
+
+def test_a_copy_that_a_fork_needs_and_does_not_get_is_found() -> None:
+    lost = BOTH.replace(b'"copies":[[1,2,"device","device"]],', b'"slots":{},')
+    verdict = judge_history([OPEN, SUBMIT, STEP, FINISH, FORK, lost, FINISH_BOTH, CLOSE])
+
+    assert "CONTENT-1" in {breach.property for breach, _ in verdict.breaches}
+
+
+def test_a_fork_that_writes_into_the_shared_block_is_found() -> None:
+    """The two write the same value first, which harms nobody; the token after that parts them."""
+    opened = OPEN.replace(b'"block_size":2', b'"block_size":8')
+    submit, fork = (line.replace(b'"max_new_tokens":', b'"max_new_tokens":2') for line in (SUBMIT, FORK))
+    prompt = STEP.replace(b"[3,1]", b"[3]")
+    same = b'{"event":"step","step":2,"rows":[["A",3,4,true],["B",3,4,true]],"tables":{"B":[3]}}\n'
+    parted = b'{"event":"step","step":3,"rows":[["A",4,5,true],["B",4,5,true]]}\n'
+    last = b'{"event":"finish","step":3,"tokens":[8,9]}\n'
+    verdict = judge_history([opened, submit, prompt, FINISH, fork, same, FINISH_BOTH, parted, last])
+    breach, line = verdict.breaches[0]
+
+    assert (breach.property, line) == ("COW-1", 8)
+    assert "which request B holds too" in breach.message
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "says"),
+    [
+        ([OPEN, FORK], 2, "is forked, but it is not live"),
+        ([OPEN, SUBMIT, FORK.replace(b'"B"', b'"A"')], 3, "a second request A"),
+        ([OPEN, SUBMIT, FORK.replace(b":1}", b":0}")], 3, "max_new_tokens is 0"),
+        ([OPEN, SUBMIT, STEP, FORK, FINISH], 4, "while a step of it is in flight"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_no_fault(lines: list[bytes], line: int, says: str) -> None:
+    verdict = judge_history(lines)
+
+    assert verdict.error is not None
+    assert verdict.error.line == line
+    assert says in str(verdict.error)
+    assert not verdict.breaches
