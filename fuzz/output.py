@@ -37,7 +37,7 @@ def _program() -> str:
     if me.name != "pagefault" or not me.exists() or (found is not None and Path(found).samefile(me)):
         return "pagefault"
     near = os.path.relpath(me)
-    return shlex.quote(near if not near.startswith("..") else str(me.absolute()))
+    return shlex.quote(near if not near.startswith("..") else str(me.parent.resolve() / me.name))
 
 
 def emit(value: Any, *, as_json: bool, text: str) -> None:
