@@ -38,6 +38,11 @@ class Examiners:
         return bool(self._first) or (self._current is not None and self._current.target not in self._forgotten)
 
     @property
+    def urgent(self) -> int:
+        """First cases of their clause that nothing is known about yet."""
+        return len(self._first) + (self._current is not None and is_first(self._current))
+
+    @property
     def waiting(self) -> int:
         """Suspects that nothing is known about yet."""
         return len(self._first) + len(self._later) + (self._current is not None)

@@ -75,6 +75,6 @@ class Progress:
             found = len(run.findings)
             text = f"{run.name} {tally.operations:,} operations ({tally.per_second:,.0f}/s)"
             parts.append(text + (f", {found} finding{'s' * (found != 1)}" if found else ""))
-        if campaign.examiners.waiting:
-            parts.append(f"{campaign.examiners.waiting} to confirm")
+        if campaign.examiners.urgent:  # not those of clauses that are found already: some of them always wait
+            parts.append(f"{campaign.examiners.urgent} to confirm")
         return " | ".join(parts)
