@@ -21,13 +21,13 @@ from fuzz.filing import KILLED, OUTSIDE, Filing
 from fuzz.folder import DiskError, Folder
 from fuzz.jobs import CRASH, crash_message
 from fuzz.loop import safe_name
-from fuzz.making import MUST_RETURN
 from fuzz.values import LONGEST_S
 from properties.case import Case, encode, read
 from properties.contract import UsageError
 from properties.ledger import Ledger
 from properties.specs import spec_of
 from properties.targets import BUILTIN, WITH_PATH
+from properties.trial import MUST_RETURN
 
 SLICE_S = 1.0
 """Seconds of a slice: how soon one worker hears what another has found."""

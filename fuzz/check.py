@@ -9,6 +9,7 @@ import mmap
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -179,13 +180,20 @@ def _at_the_bounds(target: Target, spec: LevelSpec, where: Whereabouts, emit: Em
                 continue
             budget = {"max_tokens_per_step": num_blocks * size + size} if spec.level == "engine" else {}
             geometry = msgspec.structs.replace(drawn, block_size=size, num_blocks=num_blocks, **budget)
-            where.say(f"open({geometry}), or filling its pool")
-            emit(BEAT)
-            verdict = run_trace(spec, target.make, geometry, [spec.closing], tolerate=EVERYTHING, limit_s=NO_LIMIT_S)
+            make = partial(_made, target, where, f"open({geometry}), or filling its pool", emit)
+            verdict = run_trace(spec, make, geometry, [spec.closing], tolerate=EVERYTHING, limit_s=NO_LIMIT_S)
             if verdict.adapter is not None:
                 what = f"with blocks of {size} and a pool of {num_blocks}: {verdict.adapter.problem}"
                 return what, verdict.adapter.remedy
     return None
+
+
+def _made(target: Target, where: Whereabouts, next_call: str, emit: Emit) -> Any:
+    where.say(MADE_WRONG)
+    emit(BEAT)
+    adapter = target.make()
+    where.say(next_call)
+    return adapter
 
 
 def _driven(spec: LevelSpec, make: Callable[[], Any], seed: int, where: Whereabouts, emit: Emit) -> tuple[Any, Verdict]:

@@ -10,7 +10,7 @@ import msgspec
 
 from fuzz import messages
 from fuzz.isolate import BEAT, Emit, Ended, in_fork
-from fuzz.making import MUST_RETURN, signs_of_life
+from fuzz.making import signs_of_life
 from properties.blame import clean, last_lines, said
 from properties.case import Case, decode
 from properties.contract import UsageError
@@ -18,7 +18,7 @@ from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.specs import spec_of
 from properties.targets import Target
-from properties.trial import EVERYTHING, Verdict, run_trace
+from properties.trial import EVERYTHING, MUST_RETURN, Verdict, run_trace
 
 CRASH = "CRASH-2"
 """The clause that a death or a hang of the process breaks."""

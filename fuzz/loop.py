@@ -53,11 +53,12 @@ class Loop:
         fragile: bool = False,
     ) -> None:
         self.target, self.spec, self.say, self.seed, self.fragile = target, spec, say, seed, fragile
-        self.pending, self.corpus = campaign / "pending", saved
+        self.home = Path.cwd()  # a target may change the working folder
+        self.pending, self.corpus = self.home / campaign / "pending", self.home / saved
         self.versions = versions.versions_of(target.name, adapter)
         self.capabilities = adapter.capabilities
         self.offers = spec.offered(adapter)
-        self.journal = Journal(journal)
+        self.journal = Journal(self.home / journal)
         self.preceding: deque[tuple[int, int]] = deque(maxlen=PRECEDING)
         self.unseen: set[str] | None = None
         self.end = self.cut = 0.0
@@ -134,7 +135,7 @@ class Loop:
         self.next = 0
         for number, path in enumerate(paths, 1):
             try:
-                level, geometry, operations = corpus.read(Path(path))
+                level, geometry, operations = corpus.read(self.home / path)
             except UsageError as error:  # of another version, or damaged
                 self.say(messages.Note(text=f"a saved trace is left out: {error}"))
                 continue

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 LOOK_EVERY_S = 0.2
-MUST_RETURN = "the class or function is called without arguments; it and open() must return and not end the process"
-"""What an adapter is told that does not come to its first operation."""
 
 
 @contextlib.contextmanager

@@ -128,6 +128,13 @@ def _is_theirs(file: str) -> bool:
     return not file.startswith((_FUZZ, "<frozen", f"{_STDLIB}/importlib/"))
 
 
+def strayed(error: BaseException) -> bool:
+    """Whether an exception was raised by a target's code that nobody had called: a signal handler, a timer, a hook."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1].filename if frames else _OURS
+    return _is_theirs(last) and not last.startswith(_STDLIB) and "site-packages" not in last
+
+
 def last_lines(error: BaseException, most: int = 3) -> str:
     """Where an exception came from, innermost last: `file.py:12 in take; file.py:40 in allocate`."""
     frames = list(traceback.extract_tb(error.__traceback__))

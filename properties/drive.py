@@ -9,7 +9,7 @@ from typing import Any
 from properties.contract import AdapterError
 from properties.levels import Below, LevelSpec
 from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
-from properties.trial import Verdict, ends, hung_outside_a_step, new_target
+from properties.trial import Verdict, ends, hung_outside_a_step, new_target, undisturbed
 
 NUM_STEPS = 60
 """Operations of a trace at most: long enough to fill, free and refill a pool of 8 blocks several times."""
@@ -45,7 +45,7 @@ def drive(
     geometry: Any = None
     referee: Any = None
     try:
-        with time_limit(spec.limit_s or limit_s):
+        with time_limit(spec.limit_s or limit_s), undisturbed():
             target = new_target(make)
             offers, capabilities = spec.offered(target), target.capabilities
             geometry = spec.choose_geometry(below, capabilities, offers)
@@ -60,7 +60,8 @@ def drive(
     except AdapterError as error:
         verdict.adapter = error
     except TimedOut:
-        hung_outside_a_step(verdict, limit_s)
+        call = "making the adapter" if geometry is None else f"open({geometry})"
+        verdict.adapter = hung_outside_a_step(call, spec.limit_s or limit_s)
     if referee is not None:
         verdict.breaches = list(referee.state.breaches)
     return geometry, verdict

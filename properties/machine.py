@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from properties.contract import VIOLATIONS, AdapterError
 from properties.levels import LevelSpec
 from properties.timelimit import time_limit
-from properties.trial import ends, new_target
+from properties.trial import ends, new_target, opened, undisturbed
 
 PROFILES = {
     "pagefault-dev": settings(max_examples=60, stateful_step_count=40, database=None),
@@ -131,7 +131,7 @@ def build_machine(
 
             self.below = below
             self.geometry = spec.choose_geometry(below, capabilities, offers)
-            self.referee = spec.referee(new_target(make), self.geometry)
+            self.referee = opened(spec, make, self.geometry, STEP_LIMIT_S)
             self.maker = spec.maker(below, self.geometry, capabilities, offers)
 
         def step(self, operation: Any) -> None:
@@ -140,7 +140,7 @@ def build_machine(
             breaches = self.referee.state.breaches
             seen = len(breaches)
             started = perf_counter()
-            with time_limit(spec.limit_s or STEP_LIMIT_S):
+            with time_limit(spec.limit_s or STEP_LIMIT_S), undisturbed():
                 outcome = self.referee.apply(operation)
             tally.body_s += perf_counter() - started
             tally.steps += 1

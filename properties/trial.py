@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from properties import declared
-from properties.blame import last_lines, passes, said
+from properties.blame import last_lines, passes, said, strayed
 from properties.contract import AdapterError, PagefaultError
 from properties.levels import LevelSpec
 from properties.protocol import Capabilities
 from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
 
+MAKE_LIMIT_S = 60.0
+"""Seconds that an adapter may take to be made where no other limit is set: it may import a big engine."""
+MUST_RETURN = "the class or function is called without arguments; it and open() must return and not end the process"
+"""What an adapter is told that does not come to its first operation."""
 EVERYTHING: frozenset[str] = frozenset({"*"})
 """As `tolerate`: no clause ends the trace, so that what lies behind an early fault is judged too."""
 
@@ -47,12 +54,18 @@ def new_target(make: Callable[[], Any]) -> Any:
 
     `UsageError` (a target that is unavailable here) passes through.
     """
+    started = time.monotonic()
     try:
-        target = make()
+        with time_limit(MAKE_LIMIT_S):
+            target = make()
         capabilities = getattr(target, "capabilities", None)
     except PagefaultError:
         raise
     except BaseException as error:
+        if isinstance(error, TimedOut) and time.monotonic() - started >= MAKE_LIMIT_S:
+            raise AdapterError(
+                f"making the adapter: it did not return within {MAKE_LIMIT_S:g} s", MUST_RETURN
+            ) from None
         passes(error)
         raise AdapterError(
             f"making the adapter raised {said(error)} ({last_lines(error)})",
@@ -74,6 +87,33 @@ _sound: list[Capabilities | None] = [None]
 """The declarations that were looked at last: usually one object, of a class of which thousands of adapters are made."""
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What a target does to the interpreter behind our back is its adapter's fault. Raises `AdapterError`.
+
+    Its own exceptions outside of any call (from a signal handler), and a recursion limit that is too low for us.
+    """
+    limit = sys.getrecursionlimit()
+    try:
+        yield
+    except PagefaultError:
+        raise
+    except Exception as error:
+        now = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(now, limit))
+        if isinstance(error, RecursionError) and now < limit:
+            what = f"the target lowered Python's recursion limit from {limit} to {now}"
+            raise AdapterError(what, "leave sys.setrecursionlimit alone, or give back what was there") from error
+        if strayed(error):
+            what = f"the target raised {said(error)} outside of any call ({last_lines(error)})"
+            raise AdapterError(
+                what, "set no signal handlers and no timers, or end them before a call returns"
+            ) from error
+        raise
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 def run_trace(
     spec: LevelSpec,
     make: Callable[[], Any],
@@ -91,22 +131,34 @@ def run_trace(
     it is applied (the journal).
     """
     verdict = Verdict()
-    referee = None
+    referee = made = None
     try:
-        with time_limit(spec.limit_s or limit_s):
-            referee = spec.referee(new_target(make), geometry)
+        with time_limit(spec.limit_s or limit_s), undisturbed():
+            made = new_target(make)
+            referee = spec.referee(made, geometry)
             verdict.state = referee.state
             _apply_all(referee, operations, tolerate, before, verdict)
     except AdapterError as error:
         verdict.adapter = error
     except TimedOut:
-        hung_outside_a_step(verdict, limit_s)
+        call = "making the adapter" if made is None else f"open({geometry})"
+        verdict.adapter = hung_outside_a_step(call, spec.limit_s or limit_s)
     finally:
         if referee is not None:
             verdict.breaches = list(referee.state.breaches)
     if referee is not None and verdict.adapter is None:
         _close(referee, verdict)
     return verdict
+
+
+def opened(spec: LevelSpec, make: Callable[[], Any], geometry: Any, limit_s: float) -> Any:
+    """A referee with a fresh target that was opened. Raises `AdapterError`, also where that takes too long."""
+    limit_s = spec.limit_s or limit_s
+    try:
+        with time_limit(limit_s), undisturbed():
+            return spec.referee(new_target(make), geometry)
+    except TimedOut:
+        raise hung_outside_a_step(f"making the adapter, or open({geometry})", limit_s) from None
 
 
 def _apply_all(
@@ -131,9 +183,9 @@ def _apply_all(
             return
 
 
-def hung_outside_a_step(verdict: Verdict, limit_s: float) -> None:
+def hung_outside_a_step(call: str, limit_s: float) -> AdapterError:
     """Making or opening a target took too long: that is the adapter's, since no operation was under way."""
-    verdict.adapter = AdapterError(f"making and opening the target took longer than {limit_s:g} s", "make open() fast")
+    return AdapterError(f"{call}: it did not return within {limit_s:g} s", MUST_RETURN)
 
 
 def ends(breaches: Iterable[Any], tolerate: Collection[str]) -> bool:

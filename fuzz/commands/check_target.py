@@ -8,9 +8,9 @@ import typer
 
 from fuzz import child, messages, values
 from fuzz.jobs import MADE_WRONG
-from fuzz.making import MUST_RETURN
 from fuzz.output import Json, emit
 from properties.contract import UsageError
+from properties.trial import MUST_RETURN
 
 
 def command(

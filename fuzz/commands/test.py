@@ -15,8 +15,13 @@ from typing import Annotated, Any
 import typer
 
 from fuzz.folder import ROOT
-from fuzz.output import Json, say
+from fuzz.output import Json, note, say
 
+_MAIN = (
+    "import sys, pathlib, pytest; ended = pathlib.Path(sys.argv.pop(1)); code = pytest.main(sys.argv[1:]); "
+    "ended.touch(); sys.exit(code)"
+)
+"""pytest, and a mark that it came to its end: a target that calls `os._exit(0)` must not pass for a green run."""
 _EXIT_CODES = {0: 0, 1: 1}
 """pytest's other codes (interrupted, internal error, usage, nothing collected) are all errors here."""
 
@@ -31,16 +36,28 @@ def command(
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         arguments = [*_base(), *chosen, *ctx.args, *([f"--junit-xml={report}"] if json_ else [])]
+        ended = Path(scratch) / "ended"
         finished = subprocess.run(
-            [sys.executable, "-m", "pytest", *arguments],
+            [sys.executable, "-c", _MAIN, str(ended), *arguments],
             check=False,
             stdout=sys.stderr if json_ else None,
             env=_environment(),
         )
         code = _EXIT_CODES.get(finished.returncode, 2)
+        if not ended.exists():
+            code = 2
+            note(
+                f"{_how(finished.returncode)} in the middle: a target did that. `pagefault run` has it in a process apart"
+            )
         if json_:
             say(json.dumps(_results(report, code), indent=1))
     return code
+
+
+def _how(returncode: int) -> str:
+    from fuzz.isolate import describe_exit
+
+    return describe_exit(returncode) or "the process ended itself with exit status 0"
 
 
 def _base() -> list[str]:

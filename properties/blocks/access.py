@@ -35,7 +35,8 @@ def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
         cached = len(seq.tokens)
     if not cached:
         return
-    state.marks["a hit of a whole prompt"] += cached == len(seq.tokens)
+    if cached == len(seq.tokens):
+        state.marks["a hit of a whole prompt"] += 1
     judged["HASH-1"] += 1
     judged["HASH-2"] += 1
     judged["HASH-5"] += 1
@@ -176,7 +177,8 @@ def judge_window(state: State, seq: LiveSequence, settled: int) -> None:
     if not window:
         return
     state.judged["WINDOW-1"] += 1
-    state.marks["a window released a block"] += bool(seq.slots) and min(seq.slots[: seq.computed], default=0) < 0
+    if min(seq.slots[: seq.computed], default=0) < 0:
+        state.marks["a window released a block"] += 1
     first_needed = seq.computed - window + 1
     for position in range(seq.computed):
         needed = position >= first_needed or position < state.geometry.num_sinks

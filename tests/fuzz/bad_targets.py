@@ -201,6 +201,14 @@ class LeavesInOpen(OurBlocks):
         os._exit(0)
 
 
+class ChangesFolder(Leaky):
+    """Goes elsewhere: what is written by relative paths must not follow it."""
+
+    def open(self, config: Geometry) -> None:
+        os.chdir("/")
+        super().open(config)
+
+
 class ExitsPolitely(OurBlocks):
     """sys.exit() in a call, with the status of an internal error."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,7 +129,8 @@ def test_after_a_crash_a_fragile_process_asks_for_a_fresh_one(tmp_path: Path) ->
 def test_an_error_of_the_referee_is_never_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[messages.Message] = []
     loop = _loop("ours", tmp_path, said)
-    monkeypatch.setattr("properties.blocks.referee.BlocksReferee.apply", lambda self, operation: 1 / 0)
+    broken = Mock(side_effect=ZeroDivisionError("ours"))  # of the standard library: no line of a target's
+    monkeypatch.setattr("properties.blocks.referee.why_illegal", broken)
     with pytest.raises(SystemExit):
         loop.obey(_slice(0, 5))
 

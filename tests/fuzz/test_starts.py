@@ -13,8 +13,8 @@ from tests.fuzz.helpers import bad, pagefault
 DIED = [
     ("HangsWhenMade", "making the adapter: it did not return within 0.5 s"),
     ("HangsLaterMade", "making the adapter: it did not return within 0.5 s"),
-    ("HangsInOpen", "or the first look at its pool: it did not return within 0.5 s"),
-    ("LeavesInOpen", "or the first look at its pool: the process ended"),
+    ("HangsInOpen", "its pool: it did not return within 0.5 s"),
+    ("LeavesInOpen", "its pool: the process ended"),
     ("ExitsPolitely", "append raised SystemExit: 70 (bad_targets.py:"),
     ("InterruptsItself", "open raised KeyboardInterrupt (bad_targets.py:"),
 ]
@@ -56,3 +56,22 @@ def test_a_case_whose_target_does_not_open_is_an_error_of_the_adapter(tmp_path: 
 
     assert done.code == 2
     assert "ADAPTER: before the first operation: it did not return within 0.5 s" in done.out + done.err
+
+
+def test_a_target_that_changes_folder_loses_nothing(tmp_path: Path) -> None:
+    done = pagefault(
+        "run", "-t", bad("ChangesFolder"), "--cases", 60, "--seed", 1, "--out", "o", "--json", cwd=tmp_path
+    )
+    findings = done.json["targets"][bad("ChangesFolder")]["findings"]
+
+    assert done.code == 1
+    assert findings
+    assert all((tmp_path / finding["path"]).is_file() for finding in findings)
+
+
+def test_a_target_that_ends_pytest_is_no_green_run(tmp_path: Path) -> None:
+    """os._exit(0) in the middle: pytest's own status would be 0."""
+    done = pagefault("test", "-t", bad("LeavesInOpen"), "-q", "-k", "ALLOC-1", cwd=tmp_path)
+
+    assert done.code == 2
+    assert "the process ended itself with exit status 0 in the middle" in done.err
