@@ -1047,3 +1047,22 @@ def test_random_walks_keep_every_invariant(window, hash_name):
 
     wanted = {"hit", "refusal", "host refusal", "device to device", "device to host", "host to device"}
     assert wanted <= set(seen), f"the walks never reached {wanted - set(seen)}"
+
+
+def test_new_blocks_are_the_ends_of_tables_and_copies_are_counted():
+    manager = BlockManager(8, 2)
+    manager.allocate("a", [1, 2, 3])
+    manager.computed("a", 3)
+    manager.fork("a", "b")
+    manager.append("b", [4, 5])
+
+    assert manager.new_blocks([("b", 1), ("a", 2), ("b", 0)]) == [
+        list(manager.table("b")[1:]),
+        [],
+        list(manager.table("b")),
+    ]
+    assert manager.num_copies == 1
+    manager.take_copies()
+    assert manager.num_copies == 0
+    with pytest.raises(UnknownSequence):
+        manager.new_blocks([("a", 0), ("nobody", 0)])

@@ -137,3 +137,49 @@ def test_the_oldest_gets_on_whatever_comes_after_it() -> None:
         run(engine)
 
     assert "old" not in engine.live()
+
+
+def test_a_fork_shares_what_is_computed_and_the_first_to_write_copies_the_last_block() -> None:
+    engine = scheduler()
+    engine.submit("A", [1, 2, 3], 3)
+    run(engine)
+    free = engine.manager.num_free
+    engine.fork("A", "B", 2)
+
+    assert engine.manager.num_free == free
+    assert engine.table("B") == engine.table("A")
+    step = engine.schedule()
+    assert ranges(step) == [("A", 3, 4, True), ("B", 3, 4, True)]
+    assert [(copy.src_block, copy.dst_block) for copy in step.copies] == [(1, 2)]
+    assert set(step.admitted) == {"A", "B"}  # A's table has another block, B's is new
+    engine.finish(step, [8, 9])
+    assert (engine.tokens("A").tolist(), engine.tokens("B").tolist()) == ([1, 2, 3, 7, 8], [1, 2, 3, 7, 9])
+
+
+def test_a_fork_of_a_request_that_is_not_computed_waits_like_any_other() -> None:
+    engine = scheduler(budget=2)
+    engine.submit("A", [1, 2, 3, 4, 5], 2)
+    run(engine)
+    engine.fork("A", "B", 2)
+    while engine.live():
+        run(engine)
+
+    assert engine.manager.num_free == 8
+
+
+def test_a_fork_that_cannot_be_changes_nothing() -> None:
+    engine = scheduler()
+    engine.submit("A", [1, 2, 3], 3)
+    step = engine.schedule()
+    with pytest.raises(ValueError, match="1 steps of 'A' are in flight"):
+        engine.fork("A", "B", 2)
+    engine.finish(step, [7])
+    with pytest.raises(RequestRefused, match="is live"):
+        engine.fork("A", "A", 2)
+    with pytest.raises(RequestRefused, match="can never be served"):
+        engine.fork("A", "B", 99)
+    with pytest.raises(KeyError):
+        engine.fork("Z", "B", 2)
+
+    assert engine.live() == ["A"]
+    assert engine.manager.num_free == 6
