@@ -201,7 +201,7 @@ class LeavesInOpen(OurBlocks):
         os._exit(0)
 
 
-class ChangesFolder(Leaky):
+class ChangesFolder(OurBlocks):
     """Goes elsewhere: what is written by relative paths must not follow it."""
 
     def open(self, config: Geometry) -> None:
