@@ -156,6 +156,8 @@ class Recorder:
         self._engine = engine or type(target).__name__
         self._offers = offered(target)
         self.capabilities = target.capabilities
+        for name in {"cancel", "fork"} - self._offers:
+            setattr(self, name, None)  # what the target does not offer, it does not offer on record
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)

@@ -21,6 +21,7 @@ from fuzz.cli import app
 from fuzz.faults import all_faults
 from properties.drive import drive
 from properties.engine.history import HistoryEvent, Recorder, json_schema
+from properties.engine.protocol import offered
 from properties.engine.replay import judge_history
 from properties.engine.spec import SPEC
 from properties.targets.engine_ours import OurEngine
@@ -45,6 +46,16 @@ def test_our_engine_is_clean_on_record_too() -> None:
         assert verdict.num_steps > 0
 
 
+def test_a_recorder_offers_what_its_target_offers() -> None:
+    class Plain(OurEngine):
+        cancel = fork = None  # type: ignore[assignment]
+
+    assert offered(Recorder(OurEngine(), io.BytesIO())) == offered(OurEngine()) | {"close"}
+    assert offered(Recorder(Plain(), io.BytesIO())) == offered(Plain()) | {"close"}
+    verdict = judge_history(recorded(Plain, 5))
+    assert (verdict.error, verdict.cut, verdict.breaches) == (None, None, [])
+
+
 SEEN_ON_RECORD = (
     "decode-slot-one-too-far",
     "chunk-reads-to-the-end",
@@ -56,6 +67,9 @@ SEEN_ON_RECORD = (
     "swap-ins-run-before-swap-outs",
     "the-hash-leaves-out-the-parent",
     "blocks-are-published-before-they-are-computed",
+    "the-window-ends-one-token-too-late",
+    "forks-write-into-one-block",
+    "the-copy-of-a-fork-is-lost",
 )
 
 
