@@ -54,7 +54,7 @@ def test_the_replay_command_of_a_campaign_runs_as_it_is_printed(tmp_path: Path) 
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / Path(sys.executable).name).symlink_to(sys.executable)
     hidden["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    line = [sys.executable, "-m", "fuzz", "run", "-t", bad("Leaky"), "--cases", "30", "--seed", "1", "--out", "my out"]
+    line = [sys.executable, "-m", "fuzz", "run", "-t", bad("Leaky"), "--fail-fast", "--seed", "1", "--out", "my out"]
     done = subprocess.run(line, cwd=folder, env=hidden, capture_output=True, text=True, check=False)
     replay = next(line for line in done.stdout.splitlines() if line.startswith("replay: ")).removeprefix("replay: ")
     again = subprocess.run(["sh", "-c", replay], cwd=folder, env=hidden, capture_output=True, text=True, check=False)
