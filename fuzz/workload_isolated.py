@@ -145,9 +145,14 @@ class _Child:
             self._say(Account("so far", result))
 
     def _say(self, account: Account) -> None:
-        frame = msgspec.json.encode(account)
+        self._send(msgspec.json.encode(account))
+
+    def _send(self, frame: bytes) -> None:
         with self.lock:
-            self.emit(frame)
+            try:
+                self.emit(frame)
+            except BrokenPipeError:
+                os._exit(0)  # nobody listens any more: the command was ended
 
     def _watch(self) -> None:
         """Signs of life, until a call takes too long. A call that never lets another thread run gives none at all."""
@@ -157,5 +162,4 @@ class _Child:
             if since and time.monotonic() - since > self.limit_s:
                 self._say(Account("hung", self.result))
                 os._exit(0)
-            with self.lock:
-                self.emit(BEAT)
+            self._send(BEAT)
