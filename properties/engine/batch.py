@@ -203,9 +203,10 @@ def _judge_tables(state: EngineState, pairs: Pairs, batch: StepBatch) -> None:
         for logical in range(-(-row.stop // size)):
             position = logical * size
             if state.geometry.window:
-                read = [p for p in range(position, min(position + size, row.stop)) if state.is_read(p, row.start)]
+                block_of = range(position, min(position + size, row.stop))
+                read = [p for p in block_of if state.is_read(p, row.start) and request.slots[p] >= 0]
                 if not read:
-                    continue  # released, or wholly before the window: no kernel reads that entry
+                    continue  # wholly before the window: no kernel reads that entry; or released, as WINDOW-1 says
                 position = read[0]
             right = request.slots[position] // size if position < len(request.slots) else None
             block = table[logical] if logical < len(table) else None

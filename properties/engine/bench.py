@@ -229,7 +229,7 @@ class EngineBench:
             return True
         if state.geometry.window and missing < min(row.start, len(slots)):
             state.report("WINDOW-1", _released_early(state, row, missing))
-            return False
+            return len(slots) >= row.stop and -1 not in slots[row.start : row.stop]
         state.report(
             "ALLOC-2",
             f"the step computes positions {row.start} to {row.stop - 1} of request {request.name}, but position {missing} "

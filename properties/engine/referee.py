@@ -162,9 +162,10 @@ class EngineReferee(EngineBench):
         rows = usable_rows(state, step.rows)
         pairs = [(row, request) for row in rows if self._has_slots(row, request := state.requests[row.name])]
         self._arrive(pairs)
-        self._play_writes(pairs, mapped_slots(state, pairs, batch))
+        all_there = len(pairs) == len(step.rows)  # else the entries of the batch belong to rows that cannot be played
+        self._play_writes(pairs, mapped_slots(state, pairs, batch if all_there else None))
         self._judge_reads(pairs)
-        if batch is not None and len(pairs) == len(step.rows):
+        if batch is not None and all_there:
             judge_batch(state, pairs, batch)
         flight = Flight(state.num_launched, step, self._sample(step.rows))
         progress.judge_step(state, step)
