@@ -124,7 +124,6 @@ class EngineBench:
             if (slot // size, new // size) in self._copied:
                 moved[position] = new
                 request.verified = min(request.verified, position)
-                self.state.marks["a shared block was copied"] += 1
         return moved
 
     def _count(self, old: Sequence[int], request: Request, *, everything: bool) -> None:

@@ -156,6 +156,7 @@ class EngineReferee(EngineBench):
         state = self.state
         state.num_launched += 1
         self._copied = {(copy.src, copy.dst) for copy in step.copies if _is_within_the_pool(copy)}
+        state.marks["a shared block was copied"] += len(self._copied)
         self._look()
         self._copied = set()
         self._perform(step.copies)
