@@ -10,6 +10,7 @@ from fuzz.campaign_state import Finding, TargetRun
 from fuzz.output import hint, on_device
 from fuzz.story import first_breach, grouped, in_order
 from fuzz.values import plain_seconds
+from properties import remedies
 
 LEAST_JUDGED = 1000
 """Times that each applicable clause must have been judged in a run of `FULL_RUN_S`; fewer in shorter runs."""
@@ -69,8 +70,17 @@ def _unreached(run: TargetRun) -> list[str]:
     if rare:
         lines.append(f"judged fewer than {least} times {within}: " + ", ".join(rare))
     if never:
-        lines.append("never reached: " + ", ".join(never))
+        lines.append(f"never reached in {run.tally.cases:,} cases: " + "; ".join(_with_remedy(m, run) for m in never))
     return lines
+
+
+ENOUGH_CASES = 100
+"""Cases after which a state that is still missing may be the adapter's doing, and not only a matter of time."""
+
+
+def _with_remedy(mark: str, run: TargetRun) -> str:
+    remedy = remedies.of_mark(mark) if run.tally.cases >= ENOUGH_CASES else ""
+    return f"{mark} ({remedy})" if remedy else mark
 
 
 def exit_code(campaign: Campaign) -> int:
