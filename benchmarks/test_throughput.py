@@ -33,7 +33,8 @@ def loop(tmp_path: Path) -> Any:
     (tmp_path / "pending").mkdir()
     (tmp_path / "corpus").mkdir()
     said: list[messages.Message] = []
-    made = Loop(load("ours"), spec_of("blocks"), said.append, tmp_path, tmp_path / "journal", tmp_path / "corpus", 1)
+    target, paths = load("ours"), (tmp_path, tmp_path / "journal", tmp_path / "corpus")
+    made = Loop(target, spec_of("blocks"), said.append, *paths, 1, target.make())
     made.ready()
 
     def run(first: int, stop: int) -> messages.Counts:
