@@ -115,24 +115,23 @@ _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linu
 """Python names the flag from 3.13 on. Without it the kernel refuses to fork a process that maps more than there is memory."""
 
 
-@lru_cache(maxsize=3)
-def _high_buffer(dtype: torch.dtype, device: str) -> Tensor:
-    """A flat tensor of zeros large enough for MAX_HIGH_BLOCKS blocks, HIGH_STRIDE elements apart, and their
-    lead.
+@lru_cache(maxsize=2)
+def _high_bytes(itemsize: int, device: str) -> Tensor:
+    """Bytes, zero at first, for MAX_HIGH_BLOCKS blocks of elements of `itemsize` bytes, HIGH_STRIDE elements apart, and
+    their lead: 10 GiB and 20 GiB, which a GPU really holds.
     """
-    num_elements = HIGH_LEAD + MAX_HIGH_BLOCKS * HIGH_STRIDE
+    num_bytes = (HIGH_LEAD + MAX_HIGH_BLOCKS * HIGH_STRIDE) * itemsize
     if device != "cpu":
-        return torch.zeros(num_elements, dtype=dtype, device=device)
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     # Reserved address space: only the pages that are touched ever become memory.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-    mapping = mmap.mmap(-1, num_elements * dtype.itemsize, flags=flags)
-    return torch.frombuffer(mapping, dtype=dtype)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def _high_pool(geometry: Geometry, device: str, seed: int) -> PoolMemory:
     if geometry.num_blocks > MAX_HIGH_BLOCKS:
         raise ValueError(f"a high_stride pool has at most {MAX_HIGH_BLOCKS} blocks, not {geometry.num_blocks}")
-    buffer = _high_buffer(geometry.dtype, device)
+    buffer = _high_bytes(geometry.dtype.itemsize, device).view(geometry.dtype)
     key_cache_shape, value_cache_shape = geometry.shapes()
     elements = math.prod(key_cache_shape[1:]) + math.prod(value_cache_shape[1:])
     key_cache = _view(buffer, key_cache_shape, HIGH_LEAD, HIGH_STRIDE)

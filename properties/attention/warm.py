@@ -11,7 +11,8 @@ import sys
 import time
 from contextlib import suppress
 
-MOST_PROCESSES = 14
+BYTES_OF_A_PROCESS = 40 << 30
+"""What one needs for high block ids in real memory, on a GPU: see buffers.py."""
 MOST_SEEDS = 420
 """Of our kernels 400 traces need some 50 compilations, the next 400 three more."""
 LIMIT_S = 120.0
@@ -24,7 +25,7 @@ def warm(target_name: str, device: str, num_seeds: int) -> int:
     Only helps targets whose compiler keeps its results on disk, as Triton's does; harms none.
     """
     num_seeds = min(num_seeds, MOST_SEEDS)
-    shares = max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) - 1, num_seeds))
+    shares = max(1, min(_room(device), (os.cpu_count() or 1) - 1, num_seeds))
     command = [sys.executable, "-m", __name__, target_name, device, str(num_seeds), str(shares)]
     workers = [
         subprocess.Popen([*command, str(share)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -40,6 +41,16 @@ def warm(target_name: str, device: str, num_seeds: int) -> int:
             worker.kill()
             worker.wait()
     return shares
+
+
+def _room(device: str) -> int:
+    """Processes that a device has memory for, this one left out."""
+    if device != "cuda":
+        return 2
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return free // BYTES_OF_A_PROCESS
 
 
 def run_share(target_name: str, device: str, num_seeds: int, shares: int, share: int) -> None:

@@ -111,8 +111,8 @@ class FlashAttn(OurBackend):
         block_sizes=(256,),
         kv_heads=(1, 2, 3, 8),
         head_sizes=(64, 128),
-        max_context=1100,
-        max_queries=300,
+        max_context=780,
+        max_queries=48,
         window=True,
         copies_chained=False,
     )
@@ -130,8 +130,8 @@ class TorchVarlen(OurBackend):
         devices=("cuda",),
         block_sizes=(256,),
         head_sizes=(64, 128),
-        max_context=1100,
-        max_queries=300,
+        max_context=780,
+        max_queries=48,
         window=True,
         copies_chained=False,
     )
