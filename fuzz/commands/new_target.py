@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fuzz
-from fuzz.output import Json, emit
+from fuzz.output import Json, emit, hint
 from properties.contract import UsageError
 
 TEMPLATES = Path(fuzz.__file__).parent / "templates"
@@ -31,7 +31,8 @@ def command(
         )
     text = (TEMPLATES / f"{kind}.py").read_text().replace("THIS_FILE.py", file)
     _write_new(path, text)
-    steps = [f"fill in {file}", f"pagefault check-target {file}:Target", f"pagefault run -t {file}:Target"]
+    name = f"{file}:Target"
+    steps = [f"fill in {file}", hint("check-target", name), hint("run -t", name)]
     emit(
         {"path": file, "next": steps},
         as_json=json_,
