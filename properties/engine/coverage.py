@@ -60,7 +60,5 @@ def marks(capabilities: EngineCapabilities, offers: frozenset[str]) -> frozenset
     if capabilities.window and reach.slides:
         found.add("a window released blocks")
     if "fork" in offers and reach.several:
-        found.add("a fork")
-    if "fork" in offers and reach.partial:
-        found.add("a shared block was copied")
+        found.add("a fork")  # whether it copies is its own affair: one may compute everything again
     return frozenset(found)
