@@ -118,7 +118,8 @@ class Minimiser:
 
     def _crashed(self, candidate: Case, judged: messages.Judged) -> Case:
         cut = self._with(candidate.geometry, candidate.operations[: judged.step] or candidate.operations)
-        return self._described(cut, crash_message(cut.operations, judged.died))
+        message = crash_message(cut.operations, judged.died)  # what was broken before, nobody lived to tell
+        return self._described(cut, message, [(CRASH, message, len(cut.operations))])
 
     def _described(self, case: Case, message: str, breaches: Sequence[tuple[str, str, int]] = ()) -> Case:
         now = {**case.versions, **versions.versions_of(self.target.name)}

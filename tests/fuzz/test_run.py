@@ -186,6 +186,8 @@ def test_as_many_cases_are_run_as_were_asked_for_whatever_dies_or_was_saved(tmp_
     (target,) = dies.json["targets"].values()
     assert target["cases"] == 20
     assert target["restarts"] > 5
+    (crash,) = [row for row in target["findings"] if row["property"] == "CRASH-2"]
+    assert crash["first_breach"] == {"property": "CRASH-2", "step": crash["steps"]}
     assert target["state"] == "done", "each death is the target's, and none of them the end of the campaign"
 
 
