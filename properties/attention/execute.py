@@ -17,7 +17,7 @@ from paged_ref.layouts import Layout
 from properties.attention import guard
 from properties.attention.buffers import PoolMemory
 from properties.attention.target import AttentionTarget, Output, Pool
-from properties.blame import is_adapter_fault, last_lines
+from properties.blame import is_adapter_fault, last_lines, passes, said
 from properties.contract import AdapterError
 
 # Above this size a list of every element's address costs more than the kernel: bounds alone are checked.
@@ -64,11 +64,12 @@ def execute(
             if device == "cuda":
                 torch.cuda.synchronize()  # a fault in a kernel belongs to this call
             return result
-    except Exception as error:
+    except BaseException as error:
+        passes(error)
         return _sorted_out(target, error)
 
 
-def _sorted_out(target: AttentionTarget, error: Exception) -> Refused | Fault:
+def _sorted_out(target: AttentionTarget, error: BaseException) -> Refused | Fault:
     cause: BaseException = error
     while cause.__cause__ is not None and not isinstance(cause, guard.KernelFault):
         cause = cause.__cause__
@@ -77,13 +78,14 @@ def _sorted_out(target: AttentionTarget, error: Exception) -> Refused | Fault:
     if isinstance(cause, AssertionError) and "overflow detected" in str(cause):
         return Fault("overflow", f"{_kernel_line(cause)}: {cause}")
     if isinstance(error, target.capabilities.refusals):
-        return Refused(f"{type(error).__name__}: {error}")
-    if isinstance(error, PROGRAMMING_ERRORS) and is_adapter_fault(error, target):
+        return Refused(said(error))
+    mistake = isinstance(error, PROGRAMMING_ERRORS) or not isinstance(error, Exception)
+    if mistake and is_adapter_fault(error, target):
         raise AdapterError(
-            f"the adapter of {target.name} raises {type(error).__name__}: {error} ({last_lines(error)})",
+            f"the adapter of {target.name} raises {said(error)} ({last_lines(error)})",
             "correct the adapter, or declare the exception class in `refusals`",
         ) from error
-    return Fault("crash", f"{type(cause).__name__}: {cause} ({last_lines(cause)})")
+    return Fault("crash", f"{said(cause)} ({last_lines(cause)})")
 
 
 def _kernel_line(error: BaseException) -> str:

@@ -55,7 +55,7 @@ def look_like_blocks(slots: Sequence[int], num_tokens: int, state: State) -> str
     return f"These look like block ids, one for each {size} tokens: {list(slots)}"
 
 
-_AS_SLOTS = "if slots() returns the block table, return slots_from_table(table, block_size) of properties.protocol"
+AS_SLOTS = "if slots() returns the block table, return slots_from_table(table, block_size) of properties.protocol"
 LEAST_MISSING = 2
 """One slot too few may be one token that a manager forgot; more of them, one slot a block, are a table."""
 
@@ -65,8 +65,8 @@ def _report_too_few(state: State, seq: LiveSequence) -> None:
     what = f"sequence {seq.name} has {length} tokens but only {len(slots)} slots"
     advice = look_like_blocks(slots, length, state)
     if advice and length - len(slots) >= LEAST_MISSING:
-        raise AdapterError(f"{what}. {advice}", _AS_SLOTS)
-    more = f". {advice}; {_AS_SLOTS}" if advice else ""
+        raise AdapterError(f"{what}. {advice}", AS_SLOTS)
+    more = f". {advice}; {AS_SLOTS}" if advice else ""
     state.report("ALLOC-2", f"{what}: position {len(slots)} has no place{more}")
 
 

@@ -14,6 +14,7 @@ from properties.attention import guard
 from properties.attention.buffers import PoolMemory
 from properties.attention.execute import Fault, Refused, execute, protection, uninitialised_memory_filled
 from properties.attention.target import Pool
+from properties.blame import last_lines, passes, said
 from properties.blocks.probe import Crashed, Probe
 from properties.blocks.state import State
 from properties.cache.mirror import Mirror, contents_of, fill_slots, slots_that_differ
@@ -65,7 +66,12 @@ class Tensors:
             fill_slots(pool, self._usable.nonzero().flatten(), self.mirror.poison)
 
     def _pools(self) -> list[Pool]:
-        pools = pools_of(self.probe.target)
+        try:
+            pools = pools_of(self.probe.target)
+        except BaseException as error:
+            passes(error)
+            remedy = "return one Pool a layer, as declared in properties/attention/target.py"
+            raise AdapterError(f"pools() failed: {said(error)} ({last_lines(error)})", remedy) from error
         shape = self.mirror.device.shape[2:]
         if len(pools) != self.geometry.num_layers or any(contents_of(pool)[0].shape != shape for pool in pools):
             found = [tuple(pool.key_cache.shape) for pool in pools]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paged_ref.ownership import blocks_of_slots
+from properties.blame import shown
 from properties.blocks import opening, pool
 from properties.blocks.probe import Crashed, Refused
 from properties.contract import AdapterError
@@ -42,15 +43,25 @@ class EngineBench:
             ) from None
         self._copied: set[tuple[int, int]] = set()
         """Blocks that the step at hand copies inside the pool: from, to."""
-        self._look_at_pool()
-        opening.judge_fresh_system(self.state)
-        if self.probe.live():
-            raise AdapterError(f"right after open() live() names {self.probe.live()}", "build a new engine in open()")
+        try:
+            self._look_at_pool()
+            opening.judge_fresh_system(self.state)
+            live = self.probe.live()
+        except (Refused, Crashed) as failure:
+            raise AdapterError(
+                f"right after open({geometry}): {failure}", "every question must have an answer"
+            ) from None
+        if live:
+            raise AdapterError(f"right after open() live() names {shown(live)}", "build a new engine in open()")
 
     def close(self) -> None:
         """Give the target the chance to release what `open` took."""
-        if "close" in self.probe.offers:
+        if "close" not in self.probe.offers:
+            return
+        try:
             self.probe.call("close")
+        except (Refused, Crashed) as failure:
+            raise AdapterError(f"close() failed: {failure}", "close() must not fail") from None
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -232,9 +243,13 @@ class EngineBench:
         state.report(
             "ALLOC-2",
             f"the step computes positions {row.start} to {row.stop - 1} of request {request.name}, but position {missing} "
-            f"has no slot: it holds {len(request.blocks)} blocks of {state.block_size}",
+            f"has no slot: it holds {len(request.blocks)} blocks of {state.block_size}{self._advice(request)}",
         )
         return False
+
+    def _advice(self, request: Request) -> str:
+        advice = pool.look_like_blocks(request.slots, len(request.tokens), self.state)
+        return f". {advice}; {pool.AS_SLOTS}" if advice else ""
 
     # ---- copies ------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from properties.engine.protocol import Row, Step, StepBatch
 from properties.engine.rows import usable_rows
 from properties.engine.state import Flight, Request
 from properties.protocol import Copy
+from properties.timelimit import TimedOut
 
 Outcome = Literal["done", "refused", "illegal", "crashed"]
 Pair = tuple[Row, Request]
@@ -51,6 +52,10 @@ class EngineReferee(EngineBench):
         except Refused as refusal:
             state.judged["CRASH-1"] += 1
             state.report("CRASH-1", f"the target refused with {refusal}, but only submit may refuse")
+            return "crashed"
+        except TimedOut:
+            state.judged["CRASH-2"] += 1
+            state.report("CRASH-2", f"{operation.kind} did not return within the time limit of the trace")
             return "crashed"
 
     # ---- requests come and go ----------------------------------------------------------------------------------------

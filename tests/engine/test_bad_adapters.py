@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from properties.drive import drive
 from properties.engine.operations import Cancel, DriveToIdle, EngineGeometry, Launch, Resubmit, Submit
 from properties.engine.protocol import EngineCapabilities, Row, Step, StepBatch
 from properties.engine.spec import SPEC
@@ -270,3 +272,48 @@ def test_several_steps_in_flight_with_cancel_and_reuse() -> None:
 
     assert not verdict.breaches
     assert verdict.state.marks["a cancel in flight"] == 1
+
+
+class Hangs(OurEngine):
+    def step(self) -> Step:
+        time.sleep(30)
+        return super().step()
+
+
+def test_a_step_that_hangs_is_a_finding() -> None:
+    verdict = run_trace(SPEC, Hangs, GEOMETRY, TRACE, limit_s=0.2)
+
+    assert verdict.adapter is None
+    assert "step did not return within the time limit" in verdict.message("CRASH-2")
+
+
+class LiveFails(OurEngine):
+    def live(self) -> Sequence[str]:
+        return self.engine.no_such_method()  # type: ignore[attr-defined,no-any-return]
+
+
+class CloseFails(OurEngine):
+    def close(self) -> None:
+        raise SystemExit(70)
+
+
+@pytest.mark.parametrize(("make", "says"), [(LiveFails, "live raised AttributeError"), (CloseFails, "SystemExit: 70")])
+def test_a_question_right_after_open_and_close_must_not_fail(make: type[OurEngine], says: str) -> None:
+    assert says in str(judged(make).adapter)
+    assert says in str(drive(SPEC, make, 0)[1].adapter)
+
+
+class TableAsSlots(OurEngine):
+    batch = None  # type: ignore[assignment]
+    table = None  # type: ignore[assignment]
+
+    def slots(self, name: str) -> Sequence[int]:
+        return self.engine.scheduler.table(name)
+
+
+def test_a_table_in_the_place_of_slots_is_told_in_words() -> None:
+    geometry = EngineGeometry(block_size=3, num_blocks=6, max_tokens_per_step=8, max_rows=3)
+    verdict = judged(TableAsSlots, (Submit("A", (1, 2, 3, 4, 5), (1,)), Launch()), geometry)
+
+    assert "These look like block ids, one for each 3 tokens" in verdict.message("ALLOC-2")
+    assert "return slots_from_table" in verdict.message("ALLOC-2")
