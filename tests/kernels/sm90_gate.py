@@ -55,6 +55,14 @@ def store_launches() -> list[sm90.Launch]:
     return recorded
 
 
+def before_atomic(ptx: list[str]) -> list[str]:
+    """Stores, barriers and fences in front of the first atomic, the nearest last; [] without an atomic."""
+    kinds = ("st.global", "bar.sync", "atom.global.gpu.acq_rel", "atom.")
+    seen = [next((kind for kind in kinds if kind in line), "") for line in ptx]
+    atomics = [index for index, kind in enumerate(seen) if kind.startswith("atom")]
+    return [kind for kind in seen[: atomics[0] + 1] if kind] if atomics else []
+
+
 def main(write: Callable[[str], object] = sys.stdout.write) -> None:
     jobs = [(f"store {index}", launch) for index, launch in enumerate(store_launches())]
     for kind, shapes in (("decode", DECODE), ("prefill", PREFILL)):
@@ -70,9 +78,9 @@ def main(write: Callable[[str], object] = sys.stdout.write) -> None:
     compiled = []
     for name, capability, launch in jobs_90 + others:
         fields = {"capability": capability} | dataclasses.asdict(sm90.compile_launch(launch, capability))
-        fields["vector_loads"] = len(
-            [line for line in fields.pop("ptx").splitlines() if "ld.global" in line and ".v4.b32" in line]
-        )
+        ptx = fields.pop("ptx").splitlines()
+        fields["vector_loads"] = len([line for line in ptx if "ld.global" in line and ".v4.b32" in line])
+        fields["before_atomic"] = before_atomic(ptx)
         compiled.append({"shape": name} | fields)
     write(json.dumps(compiled))
 

@@ -80,6 +80,15 @@ def test_store_loads_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
     assert [kernel["vector_loads"] > 0 for kernel in stores] == [True]
 
 
+def test_a_piece_is_written_before_it_is_counted(compiled: list[dict[str, Any]]) -> None:
+    """All threads store, then meet, then one counts with release and acquire: what the interpreter, which runs programs one
+    after the other, cannot show."""
+    cut = [kernel for kernel in compiled if kernel["name"] == "decode_kernel"]
+    assert cut
+    for kernel in cut:
+        assert kernel["before_atomic"][-3:] == ["st.global", "bar.sync", "atom.global.gpu.acq_rel"], kernel["shape"]
+
+
 def test_decode_programs_fill_a_multiprocessor_exactly(compiled: list[dict[str, Any]]) -> None:
     """A wave of twice (four times) as many programs as multiprocessors is spread evenly only where no more fit."""
     expected = {
