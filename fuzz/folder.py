@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,14 @@ class Folder:
 
     def remove_if_empty(self) -> None:
         """Take a campaign back that never began: no folder is left of a mistyped target's name."""
-        if any(any((self.path / part).iterdir()) for part in ("findings", "pending")):
+        if any(any((self.path / part).glob("*")) for part in ("findings", "pending")):
             return
         with contextlib.suppress(OSError):
             for part in _PARTS:
-                shutil.rmtree(self.path / part)
+                shutil.rmtree(self.path / part, ignore_errors=True)
             for name in ("campaign.json", "state.json", "status.json", "events.jsonl", "lock"):
                 (self.path / name).unlink(missing_ok=True)
-            for path in (*self.corpus_root.iterdir(), self.corpus_root, self.path, ROOT / "latest", ROOT):
+            for path in (*self.corpus_root.glob("*"), self.corpus_root, self.path, ROOT / "latest", ROOT):
                 if path.is_symlink() and not path.exists():
                     path.unlink()
                 elif path.is_dir() and not any(path.iterdir()):
@@ -178,6 +179,19 @@ class Folder:
 
 
 def default_path(targets: list[str]) -> Path:
-    """`pagefault-out/<targets>-<date>-<time>`."""
+    """`pagefault-out/<targets>-<date>-<time>`, with a number behind it where another campaign began in the same second.
+
+    The folder is made at once, so that no other campaign takes it, unless it cannot be.
+    """
     names = "+".join(safe_name(target) for target in targets)[:80]
-    return ROOT / f"{names}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = ROOT / f"{names}-{datetime.now():%Y%m%d-%H%M%S}"
+    for number in count(1):
+        mine = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            mine.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:
+            break  # said when the campaign is begun
+        return mine
+    return path

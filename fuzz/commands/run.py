@@ -52,7 +52,12 @@ def command(
     known = values.existing_file(known_failures, "--known-failures") if known_failures is not None else None
     ledger = read_ledger(known)
     folder = _folder(saved, out, options)
-    folder.create(resume=saved is not None)
+    try:
+        folder.create(resume=saved is not None)
+    except UsageError:
+        if saved is None and out is None:
+            folder.remove_if_empty()  # the folder is of this campaign's own making
+        raise
     campaign = Campaign(options, folder, ledger, note)
     try:
         if saved is not None:

@@ -231,6 +231,22 @@ def test_a_campaign_in_use_is_not_joined(tmp_path: Path) -> None:
     assert "in use by another campaign: wait for it, or give another --out" in done.err
 
 
+def test_campaigns_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    line = command("run", "-t", "ours", "--cases", 2, "--json")
+    options = {
+        "cwd": tmp_path,
+        "env": environment(),
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    many = [subprocess.Popen(line, **options) for _ in range(4)]  # type: ignore[call-overload]
+    results = [json.loads(process.communicate(timeout=60)[0]) for process in many]
+
+    assert len({result["folder"] for result in results}) == 4
+    assert all(result["targets"]["ours"]["cases"] == 2 for result in results)
+
+
 def test_resume_takes_no_other_target_seed_or_folder(tmp_path: Path) -> None:
     pagefault("run", "-t", "ours", "--cases", 5, "--out", "o", cwd=tmp_path)
     for more, words in (
