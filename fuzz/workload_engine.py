@@ -64,6 +64,7 @@ class EngineRun(WorkloadRun):
         super().__init__(target, result, num_live, tell, watch or NoWatch())
         caps = self.probe.capabilities
         self.live: dict[str, _Live] = {}
+        self.ended: set[str] = set()
         self.idle = self.still = 0
         budget = TOKENS_PER_STEP if caps.chunked_prefill else max(TOKENS_PER_STEP, longest)
         _, most_rows = caps.max_batch_rows
@@ -120,7 +121,8 @@ class EngineRun(WorkloadRun):
         with self._operation("step", f"{len(self.live)} requests"):
             step = self.probe.step()
         self._judge_pace(step)
-        self._lost_blocks()
+        if not self.result.num_operations % 8 or self.pool.in_use >= self.result.num_blocks * 0.9:
+            self._lost_blocks()  # a preemption needs a full pool: what it misses shows as soon as a block is used again
         self._check_rows(step.rows)
         for row in step.rows:
             self._row(row)
@@ -143,6 +145,11 @@ class EngineRun(WorkloadRun):
         seen = set()
         for row in rows:
             live = self.live.get(row.name)
+            if live is None and row.name in self.ended:
+                self.pool.report(
+                    "SLOT-2", f"the step computes {row.name}, which has ended: its slots are no longer its own"
+                )
+                raise Unusable(f"request {row.name} cannot be followed")
             if live is None:
                 raise AdapterError(
                     f"step returned a row of {row.name!r}, which is not live", "return the names that submit was given"
@@ -168,16 +175,34 @@ class EngineRun(WorkloadRun):
         if live.told == live.num_new:
             self.pool.release(name, live.blocks, live.keys)
             del self.live[name]
+            self.ended.add(name)
 
     def _lost_blocks(self) -> None:
-        """Requests that have no blocks any more: preempted."""
-        if self.result.num_operations % 8 and self.pool.in_use < self.result.num_blocks * 0.9:
-            return  # a preemption needs a full pool
-        ask = "table" if "table" in self.probe.offers else "slots"
+        """Requests that do not have their blocks any more: preempted, and perhaps back on others that no row has used."""
         for name, live in self.live.items():
-            if live.blocks and not self._ask(ask, name):
+            if live.blocks and self._table(name, 0, live.blocks)[: len(live.blocks)] != live.blocks:
                 self.pool.release(name, live.blocks, live.keys)
                 live.blocks, live.keys, live.computed = [], [], 0
+
+    def _look_at_pool(self) -> None:
+        """Besides what rows have shown, requests hold blocks that no row has used yet: given to those that wait, or ahead."""
+        self._lost_blocks()
+        held = self.pool.held
+        ahead = [
+            block for name, live in self.live.items() for block in self._table(name, 0, live.blocks)[len(live.blocks) :]
+        ]
+        for block in ahead:
+            held[block] += 1
+        super()._look_at_pool()
+        for block in ahead:
+            held[block] -= 1
+
+    def _hold(self, name: str, blocks: Sequence[int], num_hit: int, keys: Sequence[int]) -> None:
+        """As `Pool.hold`; where a block to be written is held already, it is asked first who has lost blocks."""
+        held = self.pool.held
+        if any(held[block] for block in blocks[num_hit:]):
+            self._lost_blocks()
+        self.pool.hold(name, blocks, num_hit, keys)
 
     def _row(self, row: Row) -> None:
         live, pool, size = self.live[row.name], self.pool, self.result.block_size
@@ -188,13 +213,13 @@ class EngineRun(WorkloadRun):
         table = self._table(row.name, row.stop, live.blocks)
         keys = block_keys(live.number, live.chain, live.request.input_length, len(table), size)
         if live.blocks and table[: len(live.blocks)] == live.blocks:
-            pool.hold(row.name, table[len(live.blocks) :], 0, keys[len(live.blocks) :])
+            self._hold(row.name, table[len(live.blocks) :], 0, keys[len(live.blocks) :])
         else:
             if live.blocks:
                 pool.release(row.name, live.blocks, live.keys)
             elif not live.told:
                 self.result.hit_tokens += row.start
-            pool.hold(row.name, table, row.start // size, keys)
+            self._hold(row.name, table, row.start // size, keys)
         live.blocks, live.keys, live.computed = table, keys, row.stop
 
     def _token(self, name: str) -> int:

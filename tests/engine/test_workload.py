@@ -8,16 +8,19 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fuzz.cli import app, main
+from fuzz.faults import all_faults
 from fuzz.trace_file import Request, expected_hits, prompt_tokens, read_requests
 from fuzz.workload import run_blocks
 from fuzz.workload_engine import run_engine
 from fuzz.workload_pool import WorkloadResult
 from paged_impl.block_manager import BlockManager
+from paged_impl.scheduler import ScheduledStep, Scheduler
 from properties.contract import UsageError
 from properties.targets.engine_ours import OurEngine
 from properties.targets.ours import OurBlocks
@@ -267,3 +270,72 @@ def test_every_wrong_kind_of_file_is_refused_in_one_line(tmp_path: Path, capfd: 
         assert says in errors
         assert errors.startswith("pagefault: ")
         assert len(errors.splitlines()) == 1
+
+
+class _AllocatesAhead(Scheduler):
+    """The request that waits first gets its blocks in one step and its first row in a later one."""
+
+    def schedule(self) -> ScheduledStep:
+        step = super().schedule()
+        for request in self._waiting[:1]:
+            if request.name not in self.ahead and self.manager.can_allocate(request.tokens):
+                request.num_scheduled = self.manager.allocate(request.name, request.tokens)
+                self.ahead.add(request.name)
+        return step
+
+    def table(self, name: object) -> tuple[int, ...]:
+        return self.manager.table(name) if name in self.ahead else super().table(name)
+
+    def _admit(self, request: Any, draft: Any) -> bool:
+        if request.name not in self.ahead:
+            return super()._admit(request, draft)
+        self.ahead.discard(request.name)
+        draft.admitted.append(request.name)
+        request.running = True
+        self._waiting.remove(request)
+        self._running.append(request)
+        self._continue(request, draft)
+        return True
+
+
+class AllocatesAhead(OurEngine):
+    """Sound: blocks that no row has used yet are held all the same."""
+
+    def open(self, config: Any) -> None:
+        super().open(config)
+        self.engine.scheduler.__class__ = _AllocatesAhead
+        self.engine.scheduler.ahead = set()
+
+
+def test_blocks_that_no_row_has_used_yet_are_held_all_the_same(trace: Path) -> None:
+    result = run_engine("ahead", AllocatesAhead(), of(trace), 16, 9000, 24, quiet)
+
+    assert not result.breaches
+    assert result.num_pool_checks > 5
+
+
+@pytest.mark.parametrize("num_blocks", [320, 500])
+def test_an_engine_that_preempts_stays_right(trace: Path, num_blocks: int) -> None:
+    result = run_engine("ours-engine", OurEngine(), of(trace), 16, num_blocks, 16, quiet)
+
+    assert not result.breaches
+    assert result.peak_blocks > 0.95 * num_blocks
+    assert result.evictions > 100
+
+
+@pytest.mark.parametrize(
+    ("id", "clause"),
+    [
+        ("held-blocks-are-handed-out", "EVICT-1"),
+        ("hits-are-not-counted", "REF-1"),
+        ("held-blocks-are-on-the-free-list", "REF-2"),
+        ("tokens-scheduled-before-the-hit-is-known", "BATCH-2"),
+        ("tokens-without-a-block", "ALLOC-2"),
+        ("a-hit-goes-on-after-a-miss", "HASH-1"),
+        ("requests-go-on-after-their-end", "SLOT-2"),
+    ],
+)
+def test_a_fault_of_an_engine_is_found(trace: Path, id: str, clause: str) -> None:
+    result = run_engine(id, all_faults()[id].make(), of(trace), 16, 320, 16, quiet)
+
+    assert clause in {breach.property for breach in result.breaches}
