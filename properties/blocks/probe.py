@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn, TypeVar
 
 from properties.blame import is_adapter_fault, last_lines, passes, said
@@ -12,6 +13,8 @@ from properties.protocol import REQUIRED, Capabilities, Copy, missing, offered
 
 T = TypeVar("T")
 
+_NOT_BEGUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
+"""What a method returns whose body has a `yield`, or that is `async`: nothing of it has been done."""
 _REFUSAL = "if this means 'no room', list the exception in capabilities.refusals; else mend the adapter"
 _OPEN = "declare in capabilities the block_sizes and num_blocks that it accepts, or mend open"
 
@@ -48,9 +51,17 @@ class Probe:
     def call(self, method: str, *args: object, **kwargs: object) -> Any:
         """Call a method on legal use. Raises `Refused` for a declared refusal, `Crashed` or `AdapterError` else."""
         try:
-            return getattr(self.target, method)(*args, **kwargs)
+            answer = getattr(self.target, method)(*args, **kwargs)
         except BaseException as error:
             self.blame(method, error)
+        if answer is not None and isinstance(answer, _NOT_BEGUN):
+            self._never_began(method, answer)
+        return answer
+
+    def _never_began(self, method: str, answer: Any) -> NoReturn:
+        if not isinstance(answer, AsyncGeneratorType):
+            answer.close()  # or Python complains when it is forgotten
+        raise answers.WrongKind(method, answer, "when the work is done: no `yield` and no `async`", "it never ran")
 
     def blame(self, method: str, error: BaseException) -> NoReturn:
         """Raise what an exception of that method means: `Refused`, `Crashed` or `AdapterError`.

@@ -243,6 +243,22 @@ def test_an_implementation_that_exits_is_a_finding() -> None:
     assert "append raised SystemExit: the manager gives up" in verdict.message("CRASH-1")
 
 
+@pytest.mark.parametrize("method", ["open", "append", "free", "fork", "truncate"])
+def test_a_method_that_never_began_is_named(method: str) -> None:
+    def yields(self: Any, *args: Any) -> Iterator[None]:
+        yield getattr(super(made, self), method)(*args)
+
+    async def waits(self: Any, *args: Any) -> None:
+        getattr(super(made, self), method)(*args)
+
+    for body in (yields, waits):
+        made = type("NeverRuns", (OurBlocks,), {method: body})
+        verdict = judged(made)
+
+        assert f"{method} returned <" in str(verdict.adapter)
+        assert "it never ran. Remedy: return when the work is done: no `yield` and no `async`" in str(verdict.adapter)
+
+
 def test_an_error_in_the_middle_of_an_answer_is_an_error_of_the_call() -> None:
     def breaks_off(slots: Sequence[int]) -> Iterator[int]:
         yield slots[0]
