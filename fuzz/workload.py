@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from fuzz.trace_file import Chains, Request, expected_hits, prompt_tokens
-from fuzz.workload_base import OWN_TOKENS, NoWatch, Tell, Watch, WorkloadRun, new_result
+from fuzz.workload_base import NoWatch, Survey, Tell, Watch, WorkloadRun, new_result
 from fuzz.workload_pool import WorkloadResult, block_keys
 from properties.blocks.operations import Geometry
 from properties.blocks.probe import Refused
@@ -23,9 +23,15 @@ class BlocksRun(WorkloadRun):
     """The workload through a blocks target: requests in order, the oldest ends when a newcomer needs its place."""
 
     def __init__(
-        self, target: Any, result: WorkloadResult, num_live: int, tell: Tell, watch: Watch | None = None
+        self,
+        target: Any,
+        result: WorkloadResult,
+        survey: Survey,
+        num_live: int,
+        tell: Tell,
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(target, result, num_live, tell, watch or NoWatch())
+        super().__init__(target, result, survey, num_live, tell, watch or NoWatch())
         caps = self.probe.capabilities
         self.live: deque[tuple[str, list[int], list[int]]] = deque()
         self.most_live = min(num_live, caps.max_sequences or num_live)
@@ -77,7 +83,7 @@ class BlocksRun(WorkloadRun):
 
     def _reply(self, number: int, request: Request, name: str, blocks: list[int], keys: list[int]) -> None:
         """The generated tokens, up to a block at a time."""
-        size, first, length = self.result.block_size, OWN_TOKENS + (number << 20), request.input_length
+        size, first, length = self.result.block_size, self._own_tokens(request.output_length), request.input_length
         most = self.probe.capabilities.max_tokens
         stop = request.output_length if most is None else min(request.output_length, most - length)
         done = 0
@@ -152,8 +158,8 @@ def run_blocks(
 
     `requests()` gives the requests from the start each time. Raises `UsageError` for a block size that does not fit.
     """
-    result = new_result(name, requests, block_size, num_blocks)
-    run = BlocksRun(target, result, num_live, tell, watch)
+    result, survey = new_result(name, requests, block_size, num_blocks)
+    run = BlocksRun(target, result, survey, num_live, tell, watch)
     run.run(requests())
     caps = run.probe.capabilities
     if num_blocks is None and caps.prefix_cache and not caps.recomputes_hits and not result.ended:

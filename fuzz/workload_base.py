@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fuzz.trace_file import CHUNK_TOKENS, Chains, Request
 from fuzz.workload_pool import Pool, WorkloadResult
@@ -16,10 +16,19 @@ from properties.protocol import slots_from_table
 
 POOL_CHECK_SHARE = 0.05
 """Share of the time that may go into looking at the whole pool."""
-OWN_TOKENS = 1 << 50
-"""First of the tokens that requests generate: each is unlike any other."""
 
 Tell = Callable[[WorkloadResult], None]
+
+
+class Survey(NamedTuple):
+    """What a run must know of a file: the longest request in tokens, and the first token behind all that prompts have.
+
+    Each token that is generated has a number of its own from there on, so that tokens stay below 2**31 where ids allow it:
+    engines keep them in 32 bits.
+    """
+
+    longest_tokens: int
+    first_own: int
 
 
 class Watch(Protocol):
@@ -54,13 +63,16 @@ class WorkloadRun:
 
     probe_class: type[Probe] = Probe
 
-    def __init__(self, target: Any, result: WorkloadResult, num_live: int, tell: Tell, watch: Watch) -> None:
+    def __init__(
+        self, target: Any, result: WorkloadResult, survey: Survey, num_live: int, tell: Tell, watch: Watch
+    ) -> None:
         self.watch = watch
         self.probe = self.probe_class(target)
         self.result = result
         self.num_live = num_live
         self.tell = tell
         self.pool = Pool(result, self.probe.capabilities.reserved_blocks, lambda: tell(result))
+        self.next_own = survey.first_own
         self.checked_s = 0.0
         self.started = time.perf_counter()
 
@@ -82,6 +94,12 @@ class WorkloadRun:
 
     def _all(self, requests: Iterator[Request]) -> None:
         raise NotImplementedError
+
+    def _own_tokens(self, count: int) -> int:
+        """The first of that many tokens that nobody else has."""
+        first = self.next_own
+        self.next_own += count
+        return first
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -191,14 +209,16 @@ class WorkloadRun:
 
 def new_result(
     name: str, requests: Callable[[], Iterator[Request]], block_size: int, num_blocks: int | None
-) -> WorkloadResult:
+) -> tuple[WorkloadResult, Survey]:
     """An empty result, with a pool that never evicts where none is given. Raises `UsageError` for a wrong block size."""
     check_block_size(block_size)
     result = WorkloadResult(name, block_size, num_blocks or pool_for_all(requests(), block_size))
-    result.longest_blocks = max(
-        (-(-(request.input_length + request.output_length) // block_size) for request in requests()), default=0
-    )
-    return result
+    longest, largest_id = 0, 0
+    for request in requests():
+        longest = max(longest, request.input_length + request.output_length)
+        largest_id = max(largest_id, *request.hash_ids)
+    result.longest_blocks = -(-longest // block_size)
+    return result, Survey(longest, (largest_id + 1) * CHUNK_TOKENS)
 
 
 def pool_for_all(requests: Iterator[Request], block_size: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuzz.trace_file import Chains, Request, prompt_tokens
-from fuzz.workload_base import OWN_TOKENS, NoWatch, Tell, Unusable, Watch, WorkloadRun, new_result
+from fuzz.workload_base import NoWatch, Survey, Tell, Unusable, Watch, WorkloadRun, new_result
 from fuzz.workload_pool import WorkloadResult, block_keys
 from properties.blocks.probe import Refused
 from properties.contract import AdapterError
@@ -30,6 +30,7 @@ class _Live:
     number: int
     request: Request
     chain: list[int]
+    first_own: int = 0
     told: int = 0
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -56,17 +57,17 @@ class EngineRun(WorkloadRun):
         self,
         target: Any,
         result: WorkloadResult,
+        survey: Survey,
         num_live: int,
         tell: Tell,
-        longest: int,
         watch: Watch | None = None,
     ) -> None:
-        super().__init__(target, result, num_live, tell, watch or NoWatch())
+        super().__init__(target, result, survey, num_live, tell, watch or NoWatch())
         caps = self.probe.capabilities
         self.live: dict[str, _Live] = {}
         self.ended: set[str] = set()
         self.idle = self.still = 0
-        budget = TOKENS_PER_STEP if caps.chunked_prefill else max(TOKENS_PER_STEP, longest)
+        budget = TOKENS_PER_STEP if caps.chunked_prefill else max(TOKENS_PER_STEP, survey.longest_tokens)
         _, most_rows = caps.max_batch_rows
         self.room = result.num_blocks - len(set(caps.reserved_blocks)) - caps.watermark_blocks
         self._open(
@@ -107,6 +108,7 @@ class EngineRun(WorkloadRun):
             self.pool.report("LIVE-1", f"submit of {name} was refused with {refusal}, though the whole pool is enough")
             return
         self.result.prompt_tokens += request.input_length
+        live.first_own = self._own_tokens(live.num_new)
         self.live[name] = live
 
     def _can_never_fit(self, live: _Live) -> bool:
@@ -224,7 +226,7 @@ class EngineRun(WorkloadRun):
 
     def _token(self, name: str) -> int:
         live = self.live[name]
-        return OWN_TOKENS + (live.number << 20) + live.told
+        return live.first_own + live.told
 
 
 def run_engine(
@@ -238,7 +240,6 @@ def run_engine(
     watch: Watch | None = None,
 ) -> WorkloadResult:
     """A workload through an engine target; as `run_blocks`. Hits depend on what runs side by side, so they are not counted."""
-    result = new_result(name, requests, block_size, num_blocks)
-    longest = max((request.input_length + request.output_length for request in requests()), default=1)
-    EngineRun(target, result, num_live, tell, longest, watch).run(requests())
+    result, survey = new_result(name, requests, block_size, num_blocks)
+    EngineRun(target, result, survey, num_live, tell, watch).run(requests())
     return result

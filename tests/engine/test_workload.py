@@ -6,9 +6,10 @@ import gzip
 import json
 import os
 import random
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -339,3 +340,27 @@ def test_a_fault_of_an_engine_is_found(trace: Path, id: str, clause: str) -> Non
     result = run_engine(id, all_faults()[id].make(), of(trace), 16, 320, 16, quiet)
 
     assert clause in {breach.property for breach in result.breaches}
+
+
+class KeepsTokensInFourBytes(OurBlocks):
+    """As an engine does that hashes or stores its tokens as 32-bit integers."""
+
+    generated: ClassVar[list[int]] = []
+
+    def admit(self, name: str, tokens: Any, salt: str | None = None) -> int:
+        array("i", tokens)
+        return super().admit(name, tokens, salt)
+
+    def append(self, name: str, tokens: Any) -> None:
+        self.generated += array("i", tokens)
+        super().append(name, tokens)
+
+
+def test_tokens_fit_into_four_bytes_and_generated_ones_are_like_no_other(trace: Path) -> None:
+    result = run_blocks("narrow", KeepsTokensInFourBytes(), of(trace), 64, None, 8, quiet)
+    generated = KeepsTokensInFourBytes.generated
+
+    assert not result.breaches
+    assert len(generated) == sum(request.output_length for request in of(trace)())
+    assert len(set(generated)) == len(generated)
+    assert min(generated) > max(token for request in of(trace)() for token in prompt_tokens(request))
