@@ -20,8 +20,10 @@ SAVED = Path("pagefault-out") / "pytest"
 def check(contract: Any, clause_id: str, target_name: str) -> None:
     """Fail with the explanation where the clause is broken, and where it applies but was never reached."""
     __tracebackhide__ = True
-    results = results_of(contract, target_name)
+    results = results_of(contract, target_name, whole=False)
     finding = results.findings.get(clause_id)
+    if finding is None and results.ended is not None:
+        pytest.skip(_ended(results))
     if finding is not None:
         if finding.known is not None:
             pytest.xfail(f"known: {finding.known.tracker}")
@@ -35,8 +37,11 @@ def check(contract: Any, clause_id: str, target_name: str) -> None:
         pytest.fail(f"{clause_id} applies to {target_name} but was never judged: a clean verdict would say nothing")
 
 
-def results_of(contract: Any, target_name: str) -> Results:
-    """The results of a target. Skips where it cannot run here, fails with verdict ADAPTER where the adapter is wrong."""
+def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Results:
+    """The results of a target. Skips where it cannot run here, fails with verdict ADAPTER where the adapter is wrong.
+
+    whole: skips, too, where judging ended before its time; its finding says why.
+    """
     __tracebackhide__ = True
     results = contract.judge(target_name)
     if isinstance(results, Unavailable):
@@ -44,7 +49,13 @@ def results_of(contract: Any, target_name: str) -> Results:
     if results.adapter is not None:
         pytest.fail(f"verdict ADAPTER for {target_name}: {results.adapter}", pytrace=False)
     assert isinstance(results, Results)
+    if whole and results.ended is not None:
+        pytest.skip(_ended(results))
     return results
+
+
+def _ended(results: Results) -> str:
+    return f"not judged to the end: {results.ended}; see {', '.join(results.findings)}"
 
 
 def _replay(case: Case) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hypothesis import settings
 
+from properties.blocks.declarations import lie
 from properties.case import Case, fingerprint, read
 from properties.contract import AdapterError
 from properties.drive import drive
@@ -44,7 +45,10 @@ class Finding:
 
 @dataclass
 class Results:
-    """What judging a target gave. `adapter` is set where the adapter breaks its own protocol: then nothing else counts."""
+    """What judging a target gave. `adapter` is set where the adapter breaks its own protocol: then nothing else counts.
+
+    `ended` says how judging ended before its time (see `elsewhere`); what was not judged by then is unknown.
+    """
 
     target: Target
     findings: dict[str, Finding] = field(default_factory=dict)
@@ -52,6 +56,7 @@ class Results:
     applicable: frozenset[str] = frozenset()
     marks: frozenset[str] = frozenset()
     corpus: int = 0
+    ended: str | None = None
 
     @property
     def adapter(self) -> AdapterError | None:
@@ -72,9 +77,19 @@ def applicable_clauses(target: Target) -> frozenset[str] | None:
         return None
 
 
-def judge_target(target: Target, profile: settings, num_seeds: int, ledger: Ledger, corpus: Sequence[Case]) -> Results:
-    """Judge a target on every clause that applies to it. Raises `Unavailable` where it cannot run here."""
-    spec = spec_of(target.level)
+def judge_target(
+    target: Target,
+    profile: settings,
+    num_seeds: int,
+    ledger: Ledger,
+    corpus: Sequence[Case],
+    spec: LevelSpec | None = None,
+) -> Results:
+    """Judge a target on every clause that applies to it. Raises `Unavailable` where it cannot run here.
+
+    spec: the target's level, where its referees are to do more than judge.
+    """
+    spec = spec or spec_of(target.level)
     results = Results(target)
     try:
         sample = new_target(target.make)
@@ -84,6 +99,8 @@ def judge_target(target: Target, profile: settings, num_seeds: int, ledger: Ledg
         _replay(spec, results, corpus)
         _search(spec, results, profile)
         _seeds(spec, results, num_seeds)
+        if results.adapter is None:
+            results.tally.adapter = lie(sample.capabilities, results.tally.marks, results.tally.failing)
     except AdapterError as error:
         results.tally.adapter = error
     if results.adapter is None:

@@ -15,12 +15,11 @@ from hypothesis import settings
 from hypothesis.errors import InvalidArgument
 from msgspec import structs
 
-from properties.attention.budget import budget, on_device
-from properties.attention.warm import warm
-from properties.cache.budget import budget as cache_budget
 from properties.case import read
 from properties.contract import CLAUSES, UsageError, clause
-from properties.judging import NUM_SEEDS, Results, applicable_clauses, judge_target, read_corpus
+from properties.effort import ON_DEVICES, effort_for
+from properties.elsewhere import judge_elsewhere, shapes_elsewhere
+from properties.judging import Results, applicable_clauses, judge_target, read_corpus
 from properties.ledger import Ledger, read_ledger
 from properties.levels import clauses_of
 from properties.machine import PROFILES, register_profiles
@@ -57,6 +56,7 @@ class Session:
         self.profile_name = _profile_name()
         self.device: str = config.getoption("--device")
         self.results: dict[str, Results | Unavailable] = {}
+        self.shapes_of: dict[str, dict[str, str | None]] = {}
         self._refuse_clauses_of_other_levels()
 
     def _default_targets(self) -> dict[str, Target]:
@@ -87,19 +87,16 @@ class Session:
         return self.results[name]
 
     def _judge(self, name: str) -> Results:
-        target, profile, seeds = self.targets[name], PROFILES[self.profile_name], NUM_SEEDS[self.profile_name]
-        if target.level == "attention":
-            target = on_device(target, self.device)
-            profile, seeds = budget(self.profile_name, profile, self.device)
-        elif target.level == "cache":
-            target = on_device(target, self.device)
-            profile, seeds = cache_budget(self.profile_name, profile, target.make().capabilities)
-        if self.device == "cuda" and target.level in ("attention", "cache"):
-            import torch
+        target = self.targets[name]
+        if self.device == "cuda" and target.level in ON_DEVICES:
+            return judge_elsewhere(target, self.profile_name, self.device, self.ledger)
+        return judge_target(*effort_for(target, self.profile_name, self.device), self.ledger, read_corpus())
 
-            torch.set_num_threads(1)  # tensors this small are slower on several threads
-            warm(name, self.device, seeds)
-        return judge_target(target, profile, seeds, self.ledger, read_corpus())
+    def shapes(self, name: str) -> dict[str, str | None]:
+        """What is wrong with the shapes of real models on an attention target (see `elsewhere.shapes_elsewhere`)."""
+        if name not in self.shapes_of:
+            self.shapes_of[name] = shapes_elsewhere(name, self.device)
+        return self.shapes_of[name]
 
 
 def _named(names: list[str]) -> dict[str, Target]:

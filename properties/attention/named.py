@@ -34,3 +34,8 @@ def named_case(model: str, block_size: int, dtype: DType = "float16") -> ReadCas
         dtype=dtype,
         seed=block_size,
     )
+
+
+def named_cases() -> dict[str, ReadCase]:
+    """Every one by "model, blocks of size"."""
+    return {f"{model}, blocks of {size}": named_case(model, size) for model in SHAPES for size in BLOCK_SIZES}

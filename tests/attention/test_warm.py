@@ -7,7 +7,7 @@ import pytest
 
 from properties.attention import warm
 
-TARGET = '''
+TARGET = """
 from pathlib import Path
 from properties.attention.targets.backends import OurGather
 
@@ -21,7 +21,7 @@ class Hangs(OurGather):
     def __init__(self):
         while True:
             pass
-'''
+"""
 
 
 def test_every_trace_runs_once(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""The child of `elsewhere`: `python -m properties.elsewhere_child FOLDER` carries out FOLDER/order and writes FOLDER/answer."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from properties.contract import AdapterError
+from properties.elsewhere import LOST, NOTE, Answer, Order
+from properties.ledger import Ledger
+from properties.levels import LevelSpec
+
+
+class Noted:
+    """A referee that notes each operation before it is applied, and ends the process when the device is lost."""
+
+    def __init__(self, referee: Any, geometry: Any, folder: Path, device: str) -> None:
+        self.referee, self.device, self.folder = referee, device, folder
+        self.state = referee.state
+        self.file = (folder / NOTE).open("wb", buffering=0)
+        self.file.write(msgspec.json.encode(geometry) + b"\n")
+
+    def apply(self, operation: Any) -> str:
+        self.file.write(msgspec.json.encode(operation) + b"\n")
+        outcome: str = self.referee.apply(operation)
+        leave_if_lost(self.device, self.folder)
+        return outcome
+
+    def close(self) -> None:
+        self.referee.close()
+        self.file.close()
+
+
+def leave_if_lost(device: str, folder: Path) -> None:
+    """Ends the process if the device answers nothing any more: every later call would fail, and be blamed wrongly."""
+    if device != "cuda":
+        return
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        (folder / "lost").write_text(f"the device faulted: {str(error).splitlines()[0]}")
+        os._exit(LOST)
+
+
+def noted(spec: LevelSpec, folder: Path, device: str) -> LevelSpec:
+    """The level with its referees noting what they do."""
+
+    def referee(target: Any, geometry: Any) -> Any:
+        return Noted(spec.referee(target, geometry), geometry, folder, device)
+
+    return replace(spec, referee=referee)
+
+
+def judge(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
+    """Everything that `pytest properties` judges. What applies is written first, so that it is known after a death."""
+    from properties.attention.warm import warm
+    from properties.effort import effort_for
+    from properties.judging import judge_target, read_corpus
+    from properties.specs import spec_of
+    from properties.targets import load
+
+    target, profile, num_seeds = effort_for(load(order.target), order.profile_name, order.device)
+    spec = spec_of(target.level)
+    sample = target.make()
+    offers = spec.offered(sample)
+    early = {
+        "applicable": spec.applicable(sample.capabilities, offers),
+        "marks": spec.marks(sample.capabilities, offers),
+    }
+    write(Answer(results=early))
+    if order.device == "cuda":
+        warm(order.target, order.device, num_seeds)
+    spec = noted(spec, folder, order.device)
+    results = judge_target(target, profile, num_seeds, Ledger(order.known), read_corpus(), spec)
+    if results.adapter is not None:
+        raise results.adapter
+    fields = ("findings", "tally", "applicable", "marks", "corpus")
+    write(Answer(complete=True, results={name: getattr(results, name) for name in fields}))
+
+
+def run_one(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
+    """One trace, for whether the process survives it."""
+    from properties.effort import effort_for
+    from properties.specs import spec_of
+    from properties.targets import load
+    from properties.trial import EVERYTHING, run_trace
+
+    target, *_ = effort_for(load(order.target), order.profile_name, order.device)
+    spec = noted(spec_of(target.level), folder, order.device)
+    run_trace(spec, target.make, *order.trace, tolerate=EVERYTHING)
+    write(Answer(complete=True))
+
+
+def shapes(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
+    """Every shape of a real model; the one in work is written as None before it begins."""
+    from properties.attention.budget import on_device
+    from properties.attention.judge_read import judge_read
+    from properties.attention.named import named_cases
+    from properties.targets import load
+
+    target = on_device(load(order.target), order.device).make()
+    found: dict[str, str | None] = {}
+    for name, case in named_cases().items() if target.capabilities.real_shapes else ():
+        found[name] = None
+        write(Answer(results={"shapes": found}))
+        verdict = judge_read(target, case, order.device)
+        leave_if_lost(order.device, folder)
+        found[name] = verdict.findings[0].message if verdict.findings else None
+    write(Answer(complete=True, results={"shapes": found}))
+
+
+def main(folder: Path) -> None:
+    """Carry out the order in a folder."""
+    import torch
+
+    from properties.targets import Unavailable
+
+    order: Order = pickle.loads((folder / "order").read_bytes())
+
+    def write(answer: Answer) -> None:
+        (folder / "next").write_bytes(pickle.dumps(answer))
+        (folder / "next").replace(folder / "answer")
+
+    torch.set_num_threads(1)  # tensors this small are slower on several threads
+    try:
+        {"judge": judge, "trace": run_one, "shapes": shapes}[order.what](order, folder, write)
+    except Unavailable as reason:
+        write(Answer(complete=True, unavailable=str(reason)))
+    except AdapterError as error:
+        write(Answer(complete=True, adapter=(error.problem, error.remedy)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
