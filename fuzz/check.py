@@ -22,6 +22,7 @@ from fuzz.jobs import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.making import signs_of_life
 from fuzz.seeds import case_seed
 from properties import remedies
+from properties.blocks import declarations
 from properties.contract import CLAUSES
 from properties.declared import Problem
 from properties.drive import drive
@@ -236,6 +237,10 @@ def _useless(adapter: Any, offers: frozenset[str], marks: dict[str, int]) -> lis
     caps, notes = adapter.capabilities, []
     if getattr(caps, "recomputes_hits", False) and not marks.get("a hit of a whole prompt"):
         notes.append("recomputes_hits=True is declared, and no hit covered a whole prompt: without it HASH-4 is judged")
+    if getattr(caps, "window", False) and not marks.get("a window released a block"):
+        notes.append(
+            "window=True is declared, and slots() never said -1: what a window released is not seen, or nothing was"
+        )
     if getattr(caps, "eviction", None) and "EVICT-2P" not in caps.promises and "cached_blocks" in offers:
         notes.append(f"eviction={caps.eviction!r} is declared, and judged only with the promise EVICT-2P")
     return notes
@@ -277,6 +282,9 @@ def _declarations(
                 "raise a declared refusal where there is no room",
             )
         )
+    lied = declarations.lie(caps, marks, broken)
+    if lied is not None:
+        problems.append((lied.problem, lied.remedy))
     faulty = any(CLAUSES[id].rank == "safety" for id in broken)  # then a broken promise may follow from the fault
     for id in sorted(caps.promises & broken.keys() if not faulty else ()):
         problems.append(

@@ -15,6 +15,7 @@ from fuzz import corpus, messages, versions
 from fuzz.jobs import NO_LIMIT_S
 from fuzz.journal import Head, Journal
 from fuzz.seeds import case_seed, num_steps
+from properties.blocks.declarations import FREED, OTHERWISE, lie
 from properties.case import Case, encode, write
 from properties.contract import AdapterError, UsageError
 from properties.drive import drive
@@ -61,6 +62,7 @@ class Loop:
         self.journal = Journal(self.home / journal)
         self.preceding: deque[tuple[int, int]] = deque(maxlen=PRECEDING)
         self.unseen: set[str] | None = None
+        self.frees: Counter[str] = Counter()
         self.end = self.cut = 0.0
         self.born = time.monotonic()
         self._reset()
@@ -193,11 +195,15 @@ class Loop:
                 self.marks[mark] = self.marks.get(mark, 0) + count
             if self.unseen:
                 self._keep_if_new(geometry, verdict)
+            self.frees.update({mark: marks[mark] for mark in (FREED, OTHERWISE) if marks[mark]})
         for breach in verdict.breaches:
             self._broke(breach, geometry, verdict, seed)
         if verdict.adapter is not None and not verdict.breaches:
             trace = (geometry, tuple(verdict.applied), index)  # behind a breach anything may fail: no verdict
             self._adapter(verdict.adapter, trace)
+        lied = lie(self.capabilities, self.frees, self.tolerate)
+        if lied is not None:
+            self._adapter(lied, (geometry, tuple(verdict.applied), index))
 
     def _broke(self, breach: Any, geometry: Any, verdict: Verdict, seed: int | None) -> None:
         id = breach.property

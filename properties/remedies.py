@@ -21,7 +21,6 @@ MARKS: dict[str, str] = {
     "a preempted sequence came back": "no sequence was admitted again after a preemption",
     "a window released blocks": "declare window=False where slots are never given back",
     "a shared block was copied": "a fork shares blocks: is the copy of a block that is not full reported by step?",
-    "a window released a block": "declare window=False, or return -1 from slots for positions that the window released",
     "a preempted request came back": "pools are filled on purpose: is a request ever preempted and scheduled again?",
     "a chunked prefill": "declare chunked_prefill=False where a prompt is never split over steps",
     "a cancel": "leave cancel out where it is not supported",

@@ -109,6 +109,12 @@ def _judge_matched(state: State, seq: LiveSequence, cached: int) -> None:
         )
 
 
+def _since_the_fork(state: State) -> str:
+    due = " since the fork: a copy was due"
+    declared = " at the fork, since copy_at_fork=True is declared; without it at this write"
+    return due + (declared if state.capabilities.copy_at_fork else "")
+
+
 def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[int]) -> None:
     """Positions from `first` on are about to be written: is each slot this sequence's alone?"""
     judged = state.judged
@@ -130,7 +136,7 @@ def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[
             "COW-1" if related else "SLOT-2",
             f"sequence {seq.name} is about to write position {position} into slot {slot} (block {block}), which "
             f"{'its relative' if related else 'sequence'} {(related or [others[0].name])[0]} holds too"
-            f"{' since the fork: a copy was due' if related else ''}. History of {state.shadow.history(block)}",
+            f"{_since_the_fork(state) if related else ''}. History of {state.shadow.history(block)}",
         )
         return
 

@@ -89,6 +89,4 @@ def marks(capabilities: Capabilities, offers: frozenset[str]) -> frozenset[str]:
         found |= {"allocated, not yet computed", "freed before it was computed"}
     if capabilities.unknown_free:
         found.add("a free of an unknown name")
-    if capabilities.window and reach.appends:
-        found.add("a window released a block")
     return frozenset(found | {"a preempted sequence came back"})

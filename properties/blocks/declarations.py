@@ -1,41 +1,59 @@
-"""Declared behaviour against what was seen: an adapter that declares what it does not do is at fault, not the cache."""
+"""Declared behaviour against what was seen: an adapter that declares what it does not do is at fault, not the cache.
+
+A broken cache may look like a lie for a step or a trace; so a lie is told only where nothing else can explain it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from paged_ref.ownership import LiveSequence
 from properties.blocks.state import State
 from properties.contract import AdapterError
 
+FREED = "a free of an unknown name"
+OTHERWISE = "an unknown free that went otherwise than declared"
+ENOUGH_FREES = 20
+"""Unknown frees that went otherwise and changed nothing, after which a cache that believes them would have broken REF-3."""
 
-def check_unknown_free(state: State, name: str, how: str, *, refused: bool) -> None:
-    """A free of a sequence that is not live changed nothing. Raises `AdapterError` unless it went as declared."""
-    declared = state.capabilities.unknown_free
-    if refused == (declared == "refused"):
-        return
-    right = "refused" if refused else "ignored"
-    raise AdapterError(
-        f"unknown_free={declared!r} is declared, but free({name}) of a sequence that is not live {how}",
-        f"declare unknown_free={right!r}, or None if it may do either; or mend free",
+
+def note_unknown_free(state: State, *, refused: bool) -> None:
+    """Count a free of a sequence that is not live, and whether it went as declared."""
+    state.marks[FREED] += 1
+    if refused != (state.capabilities.unknown_free == "refused"):
+        state.marks[OTHERWISE] += 1
+
+
+def lie(capabilities: Any, marks: Mapping[str, int], broken: Collection[str]) -> AdapterError | None:
+    """The error for a declaration that many traces together have shown to be wrong; None where there is none."""
+    otherwise = marks.get(OTHERWISE, 0)
+    if otherwise < ENOUGH_FREES or "REF-3" in broken:
+        return None
+    declared = capabilities.unknown_free
+    did, right = ("accepted", "ignored") if declared == "refused" else ("refused", "refused")
+    total = marks.get(FREED, 0)
+    remedy = f"declare unknown_free={right!r}" if otherwise == total else "declare unknown_free=None: it does either"
+    return AdapterError(
+        f"unknown_free={declared!r} is declared, but {otherwise:,} of {total:,} frees of sequences that are not live were "
+        f"{did}",
+        f"{remedy}, or mend free",
     )
 
 
 def check_copy_at_fork(state: State, parent: LiveSequence, child: LiveSequence) -> None:
-    """A fork succeeded: was the partial last block copied at once just where that is declared? Raises `AdapterError`.
+    """A fork copied what it did not declare to copy. Raises `AdapterError`.
 
-    What a refused fork needed, and whether a copy is due at the next write, is judged by this declaration.
+    What a refused fork needed is judged by this declaration. A fork that shares what it declares to copy is left to COW-1,
+    since a broken cache does that.
     """
-    declared, size, length = state.capabilities.copy_at_fork, state.block_size, len(parent.tokens)
-    positions = [p for p in range(length) if parent.slots[p] >= 0 and child.slots[p] >= 0]
-    copied = [p for p in positions if child.slots[p] != parent.slots[p]]
-    if copied and not declared:
-        raise AdapterError(
-            f"fork({parent.name}, {child.name}) copied: position {copied[0]} is in slot {parent.slots[copied[0]]} of the "
-            f"parent and slot {child.slots[copied[0]]} of the child, and copy_at_fork=False is declared",
-            "declare copy_at_fork=True",
-        )
-    if declared and length % size and positions and positions[-1] == length - 1 and length - 1 not in copied:
-        raise AdapterError(
-            f"copy_at_fork=True is declared, but after fork({parent.name}, {child.name}) both have position "
-            f"{length - 1} in slot {child.slots[length - 1]}, in a block that is not full",
-            "leave copy_at_fork out: then the first write into that block is judged as the one that copies it",
-        )
+    if state.capabilities.copy_at_fork:
+        return
+    for position in range(len(parent.tokens)):
+        ours, theirs = parent.slots[position], child.slots[position]
+        if ours != theirs and min(ours, theirs) >= 0:
+            raise AdapterError(
+                f"fork({parent.name}, {child.name}) copied: position {position} is in slot {ours} of the parent and slot "
+                f"{theirs} of the child, and copy_at_fork=False is declared",
+                "declare copy_at_fork=True",
+            )

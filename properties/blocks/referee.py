@@ -307,10 +307,8 @@ class BlocksReferee(Bench):
         problem = calls.what_changed(state, before, self._changed)
         if problem:
             state.report("REF-3", f"free({op.name}) of a sequence that is not live {how} and changed {problem}")
-        else:
-            declarations.check_unknown_free(state, op.name, how, refused=error is not None)
         self._after(None, pool_seen=True)
-        state.marks["a free of an unknown name"] += 1
+        declarations.note_unknown_free(state, refused=error is not None)
         return "done"
 
     def _lookup(self, op: Lookup, latest: str | None) -> Outcome:

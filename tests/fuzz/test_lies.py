@@ -51,6 +51,22 @@ class NeverForks(zoo.CopiesOnWrite):
         raise zoo.NoRoom("forks are not supported")
 
 
+class Tolerant(OurBlocks):
+    """A free of an unknown name does nothing."""
+
+    def free(self, name: str) -> None:
+        if name in self.manager._sequences:
+            super().free(name)
+
+
+class Moody(OurBlocks):
+    """It does nothing for names before N."""
+
+    def free(self, name: str) -> None:
+        if name in self.manager._sequences or name > "N":
+            super().free(name)
+
+
 class Small(OurBlocks):
     def open(self, config: Geometry) -> None:
         if config.num_blocks > 50:
@@ -69,9 +85,11 @@ class FewSizes(OurBlocks):
     ("make", "problem", "remedy"),
     [
         (declares(zoo.NoCache, prefix_cache=True), "never a prefix hit", "declare prefix_cache=False"),
-        (NoWindow, "never a window released a block", "declare window=False"),
         (NeverReportsCopies, "never a copy on write", "or leave copies out"),
         (NeverForks, "never a fork", "leave fork out"),
+        (Tolerant, "frees of sequences that are not live were accepted", "declare unknown_free='ignored'"),
+        (declares(OurBlocks, unknown_free="ignored"), "were refused", "declare unknown_free='refused'"),
+        (Moody, "frees of sequences that are not live were accepted", "declare unknown_free=None: it does either"),
         (Small, "a pool of 64: open raised ValueError: at most 50 blocks", "declare in capabilities the block_sizes"),
         (FewSizes, "with blocks of 256", "declare in capabilities the block_sizes"),
     ],
@@ -90,6 +108,7 @@ def test_a_lie_is_a_problem(make: type[Any], problem: str, remedy: str) -> None:
         (without(zoo.CopiesOnWrite, "copies"), "fork is offered without copies()"),
         (without(OurBlocks, "copies"), "swap_out, swap_in without copies: swap_out is never called"),
         (zoo.NoCache, "allocate without computed: allocate is never called"),
+        (NoWindow, "window=True is declared, and slots() never said -1"),
         (declares(zoo.Sound, recomputes_hits=True), "no hit covered a whole prompt"),
         (declares(zoo.Sound, eviction="released"), "judged only with the promise EVICT-2P"),
     ],
