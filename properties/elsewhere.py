@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -115,13 +116,21 @@ def _watch(child: subprocess.Popen[bytes], folder: Path) -> bool:
     """Waits for the child's end, or until it has not moved for HANG_S: True."""
     moved, seen = time.monotonic(), 0.0
     while child.poll() is None:
-        changed = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+        changed = _last_change(folder)
         if changed != seen:
             moved, seen = time.monotonic(), changed
         if time.monotonic() - moved > HANG_S:
             return True
         time.sleep(POLL_S)
     return False
+
+
+def _last_change(folder: Path) -> float:
+    times = [0.0]
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # a file is replaced meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def _words(status: int, folder: Path) -> str:
