@@ -174,7 +174,7 @@ def _at_the_bounds(target: Target, spec: LevelSpec, where: Whereabouts, emit: Em
     where.say(MADE_WRONG)
     adapter = target.make()
     caps = adapter.capabilities
-    drawn = spec.choose_geometry(lambda n: 0, caps, spec.offered(adapter))
+    drawn, opened = spec.choose_geometry(lambda n: 0, caps, spec.offered(adapter)), False
     for size in sorted(caps.block_sizes):
         for num_blocks in sorted({drawn.num_blocks, caps.num_blocks[1]}):
             if num_blocks * size > MOST_TOKENS:
@@ -184,8 +184,9 @@ def _at_the_bounds(target: Target, spec: LevelSpec, where: Whereabouts, emit: Em
             make = partial(_made, target, where, f"open({geometry}), or filling its pool", emit)
             verdict = run_trace(spec, make, geometry, [spec.closing], tolerate=EVERYTHING, limit_s=NO_LIMIT_S)
             if verdict.adapter is not None:
-                what = f"with blocks of {size} and a pool of {num_blocks}: {verdict.adapter.problem}"
-                return what, verdict.adapter.remedy
+                of_these = f"with blocks of {size} and a pool of {num_blocks}: " if opened else ""
+                return f"{of_these}{verdict.adapter.problem}", verdict.adapter.remedy
+            opened = True
     return None
 
 

@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 _NOT_BEGUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 """What a method returns whose body has a `yield`, or that is `async`: nothing of it has been done."""
+_BLANK = "fill it in"
 _REFUSAL = "if this means 'no room', list the exception in capabilities.refusals; else mend the adapter"
 _OPEN = "declare in capabilities the block_sizes and num_blocks that it accepts, or mend open"
 
@@ -77,7 +78,7 @@ class Probe:
         if is_adapter_fault(error, self.target):
             raise AdapterError(
                 f"{what}, in the adapter's own code, on legal use",
-                _OPEN if method == "open" else _REFUSAL,
+                _BLANK if isinstance(error, NotImplementedError) else _OPEN if method == "open" else _REFUSAL,
             ) from error
         raise Crashed(what) from error
 
