@@ -33,6 +33,9 @@ from properties.trial import EVERYTHING, Verdict, run_trace
 
 NUM_REPEATED = 40
 """Traces that are run three times; what depends on time, chance or hash order shows in the first few."""
+LEAST_REPEATED = 3
+REPEATED_S = 10.0
+"""Traces that are repeated at least, and seconds after which no more are begun."""
 SLOW_PER_S = 50.0
 """Judged operations a second below which a campaign is worth little."""
 _OPENS = "build a new implementation in open(), and reset its class-level globals there"
@@ -153,7 +156,7 @@ def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, em
         f"{number} cases, {operations} operations, {speed:,.0f} judged operations a second",
         *_broken_notes(broken),
         *untried,
-        *_useless(adapter, spec.offered(adapter), marks),
+        *(_useless(adapter, spec.offered(adapter), marks) if number >= ENOUGH_CASES else []),
         *(_half_offered(spec.offered(adapter)) if spec.level == "blocks" else []),
     ]
     if speed < SLOW_PER_S:
@@ -314,7 +317,9 @@ def _broken_notes(broken: dict[str, tuple[str, int]]) -> list[str]:
 def _repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts) -> messages.Checked:
     """The same traces twice, one behind the other on one adapter object, and each in a process of its own."""
     seeds = [case_seed(1, target.name, number) for number in range(NUM_REPEATED)]
-    together = [_digests(target, spec, seeds, limit_s, where) for _ in range(2)]
+    first = _digests(target, spec, seeds, limit_s, where, REPEATED_S)
+    seeds = seeds[: len(first)]  # fewer where the target is slow
+    together = [first, _digests(target, spec, seeds, limit_s, where)]
     alone = [_digests(target, spec, [seed], limit_s, where) for seed in seeds]
     failed = next((run for run in (*together, *alone) if isinstance(run, tuple)), None)
     if failed is not None:
@@ -336,14 +341,17 @@ def _repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts)
 
 
 def _digests(
-    target: Target, spec: LevelSpec, seeds: list[int], limit_s: float, where: Whereabouts
+    target: Target, spec: LevelSpec, seeds: list[int], limit_s: float, where: Whereabouts, seconds: float = float("inf")
 ) -> list[str] | tuple[Problem, ...]:
     """A digest of the answers of each trace, run one behind the other in one fork; problems where that died."""
 
     def work(emit: Emit) -> None:
         where.say(MADE_WRONG)
         shared, found = target.make(), []
+        stop = time.monotonic() + seconds
         for seed in seeds:
+            if len(found) >= LEAST_REPEATED and time.monotonic() > stop:
+                break
             watch = _Answers(spec)
             _driven(watch.spec, lambda: shared, seed, where, emit)
             found.append(watch.digest())

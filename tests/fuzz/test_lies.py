@@ -115,7 +115,7 @@ def test_a_lie_is_a_problem(make: type[Any], problem: str, remedy: str) -> None:
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_is_only_useless_is_a_note(make: type[Any], says: str) -> None:
-    assert any(says in note for note in used(make, 0.2).notes)
+    assert any(says in note for note in used(make).notes)
 
 
 @pytest.mark.parametrize("make", [OurBlocks, zoo.CopiesOnWrite, zoo.Slides], ids=lambda make: make.__name__)
@@ -142,6 +142,13 @@ def test_a_few_cases_say_nothing() -> None:
     assert Slow.cases < 100
     assert checked.problems == ()
     assert any("not seen in" in note and "a prefix hit" in note for note in checked.notes)
+
+
+def test_a_slow_adapter_is_not_repeated_for_minutes() -> None:
+    target = Target("mine", "blocks", OurBlocks)
+    hurried = check._digests(target, SPEC, list(range(20)), 5.0, check.Whereabouts(), 0.0)
+
+    assert len(hurried) == check.LEAST_REPEATED
 
 
 def test_swaps_without_copies_are_not_driven() -> None:
