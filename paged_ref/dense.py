@@ -36,13 +36,41 @@ def visible(num_queries: int, context_len: int, *, causal: bool = True, window: 
 
 def expand_heads(tensor_NGD: Tensor, num_query_heads: int) -> Tensor:
     """KV heads repeated so that index h is the KV head of query head h: [N, H, D]."""
-    num_kv_heads = tensor_NGD.shape[1]
+    _check_heads(num_query_heads, tensor_NGD.shape[1])
+    return tensor_NGD.repeat_interleave(num_query_heads // tensor_NGD.shape[1], dim=1)
+
+
+def _check_heads(num_query_heads: int, num_kv_heads: int) -> None:
     if num_query_heads % num_kv_heads:
         raise ValueError(
             f"{num_query_heads} query heads cannot share {num_kv_heads} KV heads: "
             "the first must be a multiple of the second"
         )
-    return tensor_NGD.repeat_interleave(num_query_heads // num_kv_heads, dim=1)
+
+
+def score_sums(q_THD: Tensor, k_NGD: Tensor) -> Tensor:
+    """[H, T, N]: sum over D of q[t, h] k[n, h // (H // G)], in the dtype of both; keys are not repeated for their heads."""
+    T, H, D = q_THD.shape
+    N, G, _ = k_NGD.shape
+    _check_heads(H, G)
+    grouped = q_THD.reshape(T, G, H // G, D).permute(1, 2, 0, 3).reshape(G, H // G * T, D)
+    return (grouped @ k_NGD.permute(1, 2, 0)).reshape(H, T, N)
+
+
+def weighted_values(weights_HTN: Tensor, v_NGD: Tensor) -> Tensor:
+    """[H, T, D]: sum over N of the weights times the values of each head's KV head, in the dtype of both."""
+    H, T, N = weights_HTN.shape
+    G, D = v_NGD.shape[1:]
+    _check_heads(H, G)
+    return (weights_HTN.reshape(G, H // G * T, N) @ v_NGD.permute(1, 0, 2)).reshape(H, T, D)
+
+
+def softmax(scores_HTN: Tensor) -> tuple[Tensor, Tensor]:
+    """(weights [H, T, N], lse [H, T]); rows that are all -inf give weights of 0 and -inf, not NaN."""
+    lse_HT = torch.logsumexp(scores_HTN, dim=2)
+    # An empty row has lse -inf, and -inf - -inf is NaN: any finite stand-in makes its weights exp(-inf) = 0.
+    finite_lse_HT = lse_HT.masked_fill(lse_HT == -torch.inf, 0.0)
+    return torch.exp(scores_HTN - finite_lse_HT[:, :, None]), lse_HT
 
 
 def dense_attention(
@@ -58,17 +86,14 @@ def dense_attention(
 
     The inputs are taken as stored (rounded to their dtype) and must be finite; T may exceed N only for N = 0.
     """
+    seen_TN = visible(q_THD.shape[0], k_NGD.shape[0], causal=causal, window=window)
+    return weighted_attention(q_THD, k_NGD, v_NGD, scale=scale, seen_TN=seen_TN)[0]
+
+
+def weighted_attention(
+    q_THD: Tensor, k_NGD: Tensor, v_NGD: Tensor, *, scale: float, seen_TN: Tensor
+) -> tuple[AttentionResult, Tensor]:
+    """`dense_attention` over the positions that `seen_TN` marks, and its weights [H, T, N]."""
     q, k, v = (tensor.detach().to("cpu", torch.float64) for tensor in (q_THD, k_NGD, v_NGD))
-    scores_HTN = scale * torch.einsum("thd,nhd->htn", q, expand_heads(k, q.shape[1]))
-    scores_HTN.masked_fill_(~visible(q.shape[0], k.shape[0], causal=causal, window=window), -torch.inf)
-    out_HTD, lse_HT = softmax_times_values(scores_HTN, expand_heads(v, q.shape[1]))
-    return AttentionResult(out_HTD.transpose(0, 1), lse_HT.transpose(0, 1))
-
-
-def softmax_times_values(scores_HTN: Tensor, v_NHD: Tensor) -> tuple[Tensor, Tensor]:
-    """(softmax(scores) v [H, T, D], lse [H, T]); rows that are all -inf give 0 and -inf, not NaN."""
-    lse_HT = torch.logsumexp(scores_HTN, dim=2)
-    # An empty row has lse -inf, and -inf - -inf is NaN: any finite stand-in makes its weights exp(-inf) = 0.
-    finite_lse_HT = lse_HT.masked_fill(lse_HT == -torch.inf, 0.0)
-    weights_HTN = torch.exp(scores_HTN - finite_lse_HT[:, :, None])
-    return torch.einsum("htn,nhd->htd", weights_HTN, v_NHD), lse_HT
+    weights_HTN, lse_HT = softmax((scale * score_sums(q, k)).masked_fill_(~seen_TN, -torch.inf))
+    return AttentionResult(weighted_values(weights_HTN, v).transpose(0, 1), lse_HT.T), weights_HTN

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .dense import AttentionResult, dense_attention, expand_heads, visible
+from .dense import AttentionResult, score_sums, softmax, visible, weighted_attention, weighted_values
 
 MAX_FACTOR = 2.0
 MEAN_FACTOR = 1.5
@@ -52,8 +52,7 @@ def low_precision_attention(
     *,
     scale: float,
     scale_in_query: bool,
-    causal: bool = True,
-    window: int | None = None,
+    seen_TN: Tensor,
     tf32: bool = False,
 ) -> AttentionResult:
     """Attention as plain code in the inputs' dtype computes it: every intermediate tensor is rounded to it.
@@ -66,17 +65,12 @@ def low_precision_attention(
     q, k, v = (tensor.detach().to("cpu", torch.float32) for tensor in (q_THD, k_NGD, v_NGD))
     if scale_in_query:
         q = _rounded(q * scale, dtype)
-    factors = (_rounded_to_tf32(t) if tf32 else t for t in (q, expand_heads(k, q.shape[1])))
-    scores_HTN = _rounded(torch.einsum("thd,nhd->htn", *factors), dtype)
+    scores_HTN = _rounded(score_sums(*(_rounded_to_tf32(t) if tf32 else t for t in (q, k))), dtype)
     if not scale_in_query:
         scores_HTN = _rounded(scores_HTN * scale, dtype)
-    scores_HTN.masked_fill_(~visible(q.shape[0], k.shape[0], causal=causal, window=window), -torch.inf)
-    lse_HT = torch.logsumexp(scores_HTN, dim=2)
-    finite_lse_HT = lse_HT.masked_fill(lse_HT == -torch.inf, 0.0)
-    weights_HTN = _rounded(torch.exp(scores_HTN - finite_lse_HT[:, :, None]), dtype)
-    factors = (_rounded_to_tf32(t) if tf32 else t for t in (weights_HTN, expand_heads(v, q.shape[1])))
-    out_HTD = _rounded(torch.einsum("htn,nhd->htd", *factors), dtype)
-    return AttentionResult(out_HTD.transpose(0, 1), lse_HT.transpose(0, 1))
+    weights_HTN, lse_HT = softmax(scores_HTN.masked_fill_(~seen_TN, -torch.inf))
+    factors = (_rounded_to_tf32(t) if tf32 else t for t in (_rounded(weights_HTN, dtype), v))
+    return AttentionResult(_rounded(weighted_values(*factors), dtype).transpose(0, 1), lse_HT.T)
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -142,11 +136,10 @@ def expect(
     The inputs must be finite and of one dtype. Raises ValueError if both low-precision runs overflow: such
     a case has no baseline, and a limit made from it would accept everything.
     """
-    oracle = dense_attention(q_THD, k_NGD, v_NGD, scale=scale, causal=causal, window=window)
+    seen_TN = visible(q_THD.shape[0], k_NGD.shape[0], causal=causal, window=window)
+    oracle, weights_HTN = weighted_attention(q_THD, k_NGD, v_NGD, scale=scale, seen_TN=seen_TN)
     runs = [
-        low_precision_attention(
-            q_THD, k_NGD, v_NGD, scale=scale, scale_in_query=folded, causal=causal, window=window, tf32=tf32
-        )
+        low_precision_attention(q_THD, k_NGD, v_NGD, scale=scale, scale_in_query=folded, seen_TN=seen_TN, tf32=tf32)
         for folded in (True, False)
     ]
     runs = [run for run in runs if bool(run.out_THD.isfinite().all()) and not bool(run.lse_TH.isposinf().any())]
@@ -154,9 +147,8 @@ def expect(
         raise ValueError(f"both low-precision runs overflow {q_THD.dtype}: scale the inputs down")
     errors = torch.stack([(run.out_THD.double() - oracle.out_THD).abs() for run in runs])
     baseline_max_TH, baseline_mean_TH = errors.amax(3).amax(0), errors.mean(3).amax(0)
-    seen_TN = visible(q_THD.shape[0], k_NGD.shape[0], causal=causal, window=window)
     products_TH = _largest_score_sum(q_THD, k_NGD, scale, seen_TN)
-    spread_TH = _spread(q_THD, k_NGD, v_NGD, scale=scale, seen_TN=seen_TN)
+    spread_TH = _spread(weights_HTN, v_NGD, oracle)
     eps = EPS_TF32 if tf32 else torch.finfo(q_THD.dtype).eps
     noise_TH = EPS32 * (products_TH + k_NGD.shape[0] ** 0.5)
     baseline_lse_TH = torch.stack([_distance(run.lse_TH.double(), oracle.lse_TH) for run in runs]).amax(0)
@@ -176,21 +168,16 @@ def _largest_score_sum(q_THD: Tensor, k_NGD: Tensor, scale: float, seen_TN: Tens
     if k_NGD.shape[0] == 0:
         return torch.zeros(q_THD.shape[:2], dtype=torch.float64)
     q, k = (tensor.detach().to("cpu", torch.float64).abs() for tensor in (q_THD, k_NGD))
-    sums_THN = abs(scale) * torch.einsum("thd,nhd->thn", q, expand_heads(k, q.shape[1]))
-    return sums_THN.masked_fill(~seen_TN[:, None, :], 0.0).amax(2)
+    return abs(scale) * score_sums(q, k).masked_fill_(~seen_TN, 0.0).amax(2).T
 
 
-def _spread(q_THD: Tensor, k_NGD: Tensor, v_NGD: Tensor, *, scale: float, seen_TN: Tensor) -> Tensor:
+def _spread(weights_HTN: Tensor, v_NGD: Tensor, oracle: AttentionResult) -> Tensor:
     """Per (token, head) max over d of sqrt(sum_n p_n^2 v_nd^2) + |sum_n p_n v_nd|; 0 where nothing is
     seen.
     """
-    q, k, v = (tensor.detach().to("cpu", torch.float64) for tensor in (q_THD, k_NGD, v_NGD))
-    scores_HTN = scale * torch.einsum("thd,nhd->htn", q, expand_heads(k, q.shape[1]))
-    weights_HTN = torch.softmax(scores_HTN.masked_fill_(~seen_TN, -torch.inf), dim=2).nan_to_num(nan=0.0)
-    v_NHD = expand_heads(v, q.shape[1])
-    independent_HTD = torch.einsum("htn,nhd->htd", weights_HTN**2, v_NHD**2).sqrt()
-    common_HTD = torch.einsum("htn,nhd->htd", weights_HTN, v_NHD).abs()
-    return (independent_HTD + common_HTD).amax(2).T
+    v = v_NGD.detach().to("cpu", torch.float64)
+    independent_HTD = weighted_values(weights_HTN**2, v**2).sqrt()
+    return (independent_HTD.transpose(0, 1) + oracle.out_THD.abs()).amax(2)
 
 
 def compare(actual_THD: Tensor, expected: Expected) -> Comparison:

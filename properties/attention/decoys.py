@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_ref.dense import softmax_times_values
+from paged_ref.dense import score_sums, softmax, weighted_values
 from paged_ref.parity import Expected
 from properties.attention.cases import Row, blocks_needed
 from properties.attention.scene import Scene
@@ -72,10 +72,9 @@ def _read(scene: Scene, row: Row, reading: Reading) -> Tensor:
     keys, values = (t.double().flatten(0, 1)[list(reading.slots)] for t in (scene.keys, scene.values))
     heads = list(reading.kv_head_of)
     q = scene.contents[row.key].q.double()
-    scores_HTN = reading.scale * torch.einsum("thd,nhd->htn", q, keys[:, heads])
-    scores_HTN = scores_HTN.masked_fill(~reading.seen, -torch.inf)
-    out_HTD, _ = softmax_times_values(scores_HTN, values[:, heads])
-    return out_HTD.transpose(0, 1)
+    scores_HTN = reading.scale * score_sums(q, keys[:, heads])
+    weights_HTN, _ = softmax(scores_HTN.masked_fill(~reading.seen, -torch.inf))
+    return weighted_values(weights_HTN, values[:, heads]).transpose(0, 1)
 
 
 def _decoys(scene: Scene, row: Row) -> Iterator[tuple[str, Reading]]:
