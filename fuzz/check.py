@@ -317,14 +317,14 @@ def _broken_notes(broken: dict[str, tuple[str, int]]) -> list[str]:
 def _repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts) -> messages.Checked:
     """The same traces twice, one behind the other on one adapter object, and each in a process of its own."""
     seeds = [case_seed(1, target.name, number) for number in range(NUM_REPEATED)]
-    first = _digests(target, spec, seeds, limit_s, where, REPEATED_S)
-    seeds = seeds[: len(first)]  # fewer where the target is slow
-    together = [first, _digests(target, spec, seeds, limit_s, where)]
-    alone = [_digests(target, spec, [seed], limit_s, where) for seed in seeds]
-    failed = next((run for run in (*together, *alone) if isinstance(run, tuple)), None)
-    if failed is not None:
-        return messages.Checked(problems=failed)
-    pairs = zip(together[0], together[1], [digest for run in alone for digest in run], strict=True)
+    try:
+        once = _digests(target, spec, seeds, limit_s, where, REPEATED_S)
+        seeds = seeds[: len(once)]  # fewer where the target is slow
+        twice = _digests(target, spec, seeds, limit_s, where)
+        alone = [digest for seed in seeds for digest in _digests(target, spec, [seed], limit_s, where)]
+    except _Failed as failure:
+        return messages.Checked(problems=failure.problems)
+    pairs = zip(once, twice, alone, strict=True)
     problems: list[Problem] = []
     for number, (first, second, fresh) in enumerate(pairs, 1):
         if first != second:
@@ -340,14 +340,23 @@ def _repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts)
     )
 
 
+class _Failed(Exception):
+    """A fork died or hung."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
 def _digests(
     target: Target, spec: LevelSpec, seeds: list[int], limit_s: float, where: Whereabouts, seconds: float = float("inf")
-) -> list[str] | tuple[Problem, ...]:
-    """A digest of the answers of each trace, run one behind the other in one fork; problems where that died."""
+) -> list[str]:
+    """A digest of the answers of each trace, run one behind the other in one fork. Raises `_Failed` where that dies."""
 
     def work(emit: Emit) -> None:
         where.say(MADE_WRONG)
-        shared, found = target.make(), []
+        shared = target.make()
+        found: list[str] = []
         stop = time.monotonic() + seconds
         for seed in seeds:
             if len(found) >= LEAST_REPEATED and time.monotonic() > stop:
@@ -358,7 +367,10 @@ def _digests(
         emit(msgspec.json.encode(found))
 
     ended = in_fork(work, limit_s=limit_s)
-    return _failed(ended, limit_s, where) or msgspec.json.decode(ended.frames[-1], type=list[str])
+    failed = _failed(ended, limit_s, where)
+    if failed:
+        raise _Failed(failed)
+    return msgspec.json.decode(ended.frames[-1], type=list[str])
 
 
 class _Answers:
