@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
-import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -13,11 +11,12 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import xxhash
 
 from fuzz import messages
+from fuzz.check_repeat import repeat
 from fuzz.check_static import static_problems
-from fuzz.isolate import BEAT, Emit, Ended, in_fork
+from fuzz.check_where import Whereabouts, driven, failed
+from fuzz.isolate import BEAT, Emit, in_fork
 from fuzz.jobs import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.making import signs_of_life
 from fuzz.seeds import case_seed
@@ -25,20 +24,13 @@ from properties import remedies
 from properties.blocks import declarations
 from properties.contract import CLAUSES
 from properties.declared import Problem
-from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.specs import spec_of
 from properties.targets import Target
-from properties.trial import EVERYTHING, Verdict, run_trace
+from properties.trial import EVERYTHING, run_trace
 
-NUM_REPEATED = 40
-"""Traces that are run three times; what depends on time, chance or hash order shows in the first few."""
-LEAST_REPEATED = 3
-REPEATED_S = 10.0
-"""Traces that are repeated at least, and seconds after which no more are begun."""
 SLOW_PER_S = 50.0
 """Judged operations a second below which a campaign is worth little."""
-_OPENS = "build a new implementation in open(), and reset its class-level globals there"
 
 
 def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
@@ -53,48 +45,21 @@ def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
     use = _in_fork(lambda emit: _use(target, spec, command.seconds, where, emit), limit_s, where)
     if not use.notes:  # it did not come to its end: what follows would only say the same
         return messages.Checked(problems=use.problems, notes=static.notes)
-    repeated = _repeat(target, spec, limit_s, where)
+    repeated = repeat(target, spec, limit_s, where)
     problems = (*repeated.problems, *use.problems)  # an answer that changes explains the rest
     return messages.Checked(problems=problems, notes=(*static.notes, *use.notes, *repeated.notes))
-
-
-class Whereabouts:
-    """What a fork is about to call, in memory that outlives it."""
-
-    def __init__(self) -> None:
-        self._shared = mmap.mmap(-1, 512)
-        self.say(MADE_WRONG)
-
-    def say(self, call: str) -> None:
-        """Note the next call."""
-        text = call.encode(errors="replace")[:510]
-        self._shared[: len(text) + 1] = text + b"\0"
-
-    def read(self) -> str:
-        """The call that was noted last."""
-        return self._shared[:].partition(b"\0")[0].decode(errors="replace")
 
 
 def _in_fork(
     work: Callable[[Emit], None], limit_s: float, where: Whereabouts, imported: list[str] | None = None
 ) -> messages.Checked:
     ended = in_fork(work, limit_s=limit_s)
-    failed = _failed(ended, limit_s, where)
-    if failed:
-        return messages.Checked(problems=failed)
+    problems = failed(ended, limit_s, where)
+    if problems:
+        return messages.Checked(problems=problems)
     if imported is not None:
         imported += msgspec.json.decode(ended.frames[0], type=list[str])
     return msgspec.json.decode(ended.frames[-1], type=messages.Checked)
-
-
-def _failed(ended: Ended, limit_s: float, where: Whereabouts) -> tuple[Problem, ...]:
-    call = where.read()
-    if ended.hung:
-        what = f"{call}: it did not return within {limit_s:g} s"
-        return ((what, "no call of an adapter may wait for anything (--call-limit: how long one may take)"),)
-    if ended.died:
-        return ((f"{call}: {ended.died}", "an adapter must not end the process; see its output below"),)
-    return ()
 
 
 def _import(names: list[str]) -> None:
@@ -137,7 +102,7 @@ def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, em
     while time.monotonic() - started < seconds or number < 3:
         seed = case_seed(0, target.name, number)
         number += 1
-        _, verdict = _driven(spec, target.make, seed, where, emit)
+        _, verdict = driven(spec, target.make, seed, where, emit)
         for breach in verdict.breaches:
             broken.setdefault(breach.property, (breach.message, number))
         if verdict.adapter is not None and not verdict.breaches:
@@ -199,25 +164,6 @@ def _made(target: Target, where: Whereabouts, next_call: str, emit: Emit) -> Any
     adapter = target.make()
     where.say(next_call)
     return adapter
-
-
-def _driven(spec: LevelSpec, make: Callable[[], Any], seed: int, where: Whereabouts, emit: Emit) -> tuple[Any, Verdict]:
-    """A case, with each call noted and a beat before it."""
-
-    def next_call(call: str) -> None:
-        where.say(call)
-        emit(BEAT)
-
-    next_call(MADE_WRONG)
-    return drive(
-        spec,
-        make,
-        seed,
-        tolerate=EVERYTHING,
-        opened=lambda geometry: next_call(f"open({geometry}), or the first look at its pool"),
-        before=lambda op: next_call(f"{op.kind} of {getattr(op, 'name', 'everything')}"),
-        limit_s=NO_LIMIT_S,
-    )
 
 
 ENOUGH_CASES = 100
@@ -309,98 +255,3 @@ def _broken_notes(broken: dict[str, tuple[str, int]]) -> list[str]:
     if not any(CLAUSES[id].rank == "safety" for id in broken):
         return []
     return [f"the implementation behind it breaks {', '.join(sorted(broken))}: `pagefault run` finds and explains them"]
-
-
-# ---- twice the same ------------------------------------------------------------------------------------------------
-
-
-def _repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts) -> messages.Checked:
-    """The same traces twice, one behind the other on one adapter object, and each in a process of its own."""
-    seeds = [case_seed(1, target.name, number) for number in range(NUM_REPEATED)]
-    try:
-        once = _digests(target, spec, seeds, limit_s, where, REPEATED_S)
-        seeds = seeds[: len(once)]  # fewer where the target is slow
-        twice = _digests(target, spec, seeds, limit_s, where)
-        alone = [digest for seed in seeds for digest in _digests(target, spec, [seed], limit_s, where)]
-    except _Failed as failure:
-        return messages.Checked(problems=failure.problems)
-    pairs = zip(once, twice, alone, strict=True)
-    problems: list[Problem] = []
-    for number, (first, second, fresh) in enumerate(pairs, 1):
-        if first != second:
-            what = f"the same trace (number {number}) gave other answers in a second process"
-            problems.append((what, "no clocks, no unseeded randomness, no order of a set or of hash()"))
-            break
-        if first != fresh:
-            what = f"the same trace (number {number}) gave other answers on an adapter that was opened before"
-            problems.append((what, _OPENS))
-            break
-    return messages.Checked(
-        problems=tuple(problems), notes=(f"{len(seeds)} traces gave their answers three times over",)
-    )
-
-
-class _Failed(Exception):
-    """A fork died or hung."""
-
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__(problems)
-        self.problems = problems
-
-
-def _digests(
-    target: Target, spec: LevelSpec, seeds: list[int], limit_s: float, where: Whereabouts, seconds: float = float("inf")
-) -> list[str]:
-    """A digest of the answers of each trace, run one behind the other in one fork. Raises `_Failed` where that dies."""
-
-    def work(emit: Emit) -> None:
-        where.say(MADE_WRONG)
-        shared = target.make()
-        found: list[str] = []
-        stop = time.monotonic() + seconds
-        for seed in seeds:
-            if len(found) >= LEAST_REPEATED and time.monotonic() > stop:
-                break
-            watch = _Answers(spec)
-            _driven(watch.spec, lambda: shared, seed, where, emit)
-            found.append(watch.digest())
-        emit(msgspec.json.encode(found))
-
-    ended = in_fork(work, limit_s=limit_s)
-    failed = _failed(ended, limit_s, where)
-    if failed:
-        raise _Failed(failed)
-    return msgspec.json.decode(ended.frames[-1], type=list[str])
-
-
-class _Answers:
-    """The spec with a referee whose view of the target is digested after every operation."""
-
-    def __init__(self, spec: LevelSpec) -> None:
-        self._plain, self._hash = spec, xxhash.xxh64()
-        self.spec = dataclasses.replace(spec, referee=self._referee)
-
-    def digest(self) -> str:
-        """Sixteen hexadecimal digits."""
-        return self._hash.hexdigest()
-
-    def _referee(self, target: Any, geometry: Any) -> Any:
-        referee: Any = self._plain.referee(target, geometry)
-        apply, state = referee.apply, referee.state
-
-        def watched(operation: Any) -> str:
-            outcome: str = apply(operation)
-            self._hash.update(repr((outcome, *_seen(state))).encode())
-            return outcome
-
-        referee.apply = watched
-        return referee
-
-
-def _seen(state: Any) -> list[object]:
-    """What the referee has seen of the target, as far as its level keeps it: slots, free and cached blocks, breaches."""
-    live = getattr(state, "live", None)
-    sequences = live.values() if isinstance(live, dict) else ()
-    slots = [(seq.name, tuple(seq.slots)) for seq in sequences if hasattr(seq, "slots")]
-    pools = [sorted(blocks) for name in ("free", "cached") if (blocks := getattr(state, name, None)) is not None]
-    return [slots, pools, [breach.property for breach in state.breaches]]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fuzz import check, messages
+from fuzz import check, check_repeat, messages
 from properties.blocks.operations import Geometry
 from properties.blocks.spec import SPEC
 from properties.protocol import Copy
@@ -146,9 +146,9 @@ def test_a_few_cases_say_nothing() -> None:
 
 def test_a_slow_adapter_is_not_repeated_for_minutes() -> None:
     target = Target("mine", "blocks", OurBlocks)
-    hurried = check._digests(target, SPEC, list(range(20)), 5.0, check.Whereabouts(), 0.0)
+    hurried = check_repeat.digests(target, SPEC, list(range(20)), 5.0, check.Whereabouts(), 0.0)
 
-    assert len(hurried) == check.LEAST_REPEATED
+    assert len(hurried) == check_repeat.LEAST_REPEATED
 
 
 def test_swaps_without_copies_are_not_driven() -> None:

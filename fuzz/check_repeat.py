@@ -1,0 +1,118 @@
+"""Does an adapter give the same answers twice: in a second process, and on an adapter that was opened before?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import msgspec
+import xxhash
+
+from fuzz import messages
+from fuzz.check_where import Whereabouts, driven, failed
+from fuzz.isolate import Emit, in_fork
+from fuzz.jobs import MADE_WRONG
+from fuzz.seeds import case_seed
+from properties.declared import Problem
+from properties.levels import LevelSpec
+from properties.targets import Target
+
+NUM_REPEATED = 40
+"""Traces that are run three times; what depends on time, chance or hash order shows in the first few."""
+LEAST_REPEATED = 3
+REPEATED_S = 10.0
+"""Traces that are repeated at least, and seconds after which no more are begun."""
+_OPENS = "build a new implementation in open(), and reset its class-level globals there"
+
+
+def repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts) -> messages.Checked:
+    """The same traces twice, one behind the other on one adapter object, and each in a process of its own."""
+    seeds = [case_seed(1, target.name, number) for number in range(NUM_REPEATED)]
+    try:
+        once = digests(target, spec, seeds, limit_s, where, REPEATED_S)
+        seeds = seeds[: len(once)]  # fewer where the target is slow
+        twice = digests(target, spec, seeds, limit_s, where)
+        alone = [digest for seed in seeds for digest in digests(target, spec, [seed], limit_s, where)]
+    except _Failed as failure:
+        return messages.Checked(problems=failure.problems)
+    pairs = zip(once, twice, alone, strict=True)
+    problems: list[Problem] = []
+    for number, (first, second, fresh) in enumerate(pairs, 1):
+        if first != second:
+            what = f"the same trace (number {number}) gave other answers in a second process"
+            problems.append((what, "no clocks, no unseeded randomness, no order of a set or of hash()"))
+            break
+        if first != fresh:
+            what = f"the same trace (number {number}) gave other answers on an adapter that was opened before"
+            problems.append((what, _OPENS))
+            break
+    return messages.Checked(
+        problems=tuple(problems), notes=(f"{len(seeds)} traces gave their answers three times over",)
+    )
+
+
+class _Failed(Exception):
+    """A fork died or hung."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+def digests(
+    target: Target, spec: LevelSpec, seeds: list[int], limit_s: float, where: Whereabouts, seconds: float = float("inf")
+) -> list[str]:
+    """A digest of the answers of each trace, run one behind the other in one fork. Raises `_Failed` where that dies."""
+
+    def work(emit: Emit) -> None:
+        where.say(MADE_WRONG)
+        shared = target.make()
+        found: list[str] = []
+        stop = time.monotonic() + seconds
+        for seed in seeds:
+            if len(found) >= LEAST_REPEATED and time.monotonic() > stop:
+                break
+            watch = _Answers(spec)
+            driven(watch.spec, lambda: shared, seed, where, emit)
+            found.append(watch.digest())
+        emit(msgspec.json.encode(found))
+
+    ended = in_fork(work, limit_s=limit_s)
+    problems = failed(ended, limit_s, where)
+    if problems:
+        raise _Failed(problems)
+    return msgspec.json.decode(ended.frames[-1], type=list[str])
+
+
+class _Answers:
+    """The spec with a referee whose view of the target is digested after every operation."""
+
+    def __init__(self, spec: LevelSpec) -> None:
+        self._plain, self._hash = spec, xxhash.xxh64()
+        self.spec = dataclasses.replace(spec, referee=self._referee)
+
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits."""
+        return self._hash.hexdigest()
+
+    def _referee(self, target: Any, geometry: Any) -> Any:
+        referee: Any = self._plain.referee(target, geometry)
+        apply, state = referee.apply, referee.state
+
+        def watched(operation: Any) -> str:
+            outcome: str = apply(operation)
+            self._hash.update(repr((outcome, *_seen(state))).encode())
+            return outcome
+
+        referee.apply = watched
+        return referee
+
+
+def _seen(state: Any) -> list[object]:
+    """What the referee has seen of the target, as far as its level keeps it: slots, free and cached blocks, breaches."""
+    live = getattr(state, "live", None)
+    sequences = live.values() if isinstance(live, dict) else ()
+    slots = [(seq.name, tuple(seq.slots)) for seq in sequences if hasattr(seq, "slots")]
+    pools = [sorted(blocks) for name in ("free", "cached") if (blocks := getattr(state, name, None)) is not None]
+    return [slots, pools, [breach.property for breach in state.breaches]]
