@@ -35,8 +35,3 @@ MARKS: dict[str, str] = {
 def of_mark(mark: str) -> str:
     """What to change where that state is never reached, with more time besides; "" where time alone helps."""
     return MARKS.get(mark, "")
-
-
-def of_clause(id: str) -> str:
-    """What to change where that clause is judged too rarely."""
-    return f"leave {id} out of capabilities.promises" if id.endswith("P") else ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from fuzz.making import signs_of_life
 from properties.blocks.operations import Admit, Geometry
 from properties.case import Case, write
 from tests.fuzz.helpers import bad, pagefault
@@ -75,3 +78,19 @@ def test_a_target_that_ends_pytest_is_no_green_run(tmp_path: Path) -> None:
 
     assert done.code == 2
     assert "the process ended itself with exit status 0 in the middle" in done.err
+
+
+def test_an_adapter_that_imports_for_long_gives_signs_of_life() -> None:
+    """An engine may take a minute to be imported; a constructor that waits for anything else is silent."""
+    beats: list[int] = []
+    with signs_of_life(lambda: beats.append(len(sys.modules))):
+        at_once = len(beats)
+        time.sleep(0.5)
+        silent = len(beats)
+        sys.modules["pagefault_signs_of_life"] = sys
+        time.sleep(0.5)
+    del sys.modules["pagefault_signs_of_life"]
+    imported = len(beats)
+    time.sleep(0.3)
+
+    assert (at_once, silent, imported, len(beats)) == (1, 1, 2, 2)
