@@ -21,6 +21,7 @@ from fuzz.jobs import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.making import signs_of_life
 from fuzz.seeds import case_seed
 from properties import remedies
+from properties.blame import last_lines, passes, said
 from properties.blocks import declarations
 from properties.contract import CLAUSES
 from properties.declared import Problem
@@ -81,8 +82,13 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
     with signs_of_life(lambda: emit(BEAT)):
         adapter = target.make()  # which was seen to work
     emit(msgspec.json.encode([name for name in sys.modules if name not in before]))
-    problems = static_problems(adapter) if spec.level in ("blocks", "engine") else []
-    offers = ", ".join(sorted(spec.offered(adapter))) or "none"
+    try:
+        problems = static_problems(adapter) if spec.level in ("blocks", "engine") else []
+        offers = ", ".join(sorted(spec.offered(adapter))) or "none"
+    except BaseException as error:
+        passes(error)
+        what = f"looking at its attributes raised {said(error)} ({last_lines(error)})"
+        problems, offers = [(what, "capabilities and methods must be there to be read")], "unknown"
     _answer(emit, problems, [f"optional methods: {offers}"])
 
 

@@ -96,8 +96,9 @@ def static_problems(adapter: Any) -> list[Problem]:
     ]
     problems += _misspelt(adapter, level)
     declared = declared_problems(adapter)
-    if isinstance(adapter.capabilities, Capabilities):
-        problems += _arguments(adapter, adapter.capabilities, level)
+    caps = getattr(adapter, "capabilities", None)
+    if isinstance(caps, Capabilities):
+        problems += _arguments(adapter, caps, level)
     return [*problems, *declared]
 
 

@@ -160,3 +160,21 @@ def test_swaps_without_copies_are_not_driven() -> None:
     assert "swap_out" not in {kind.__struct_config__.tag for kind in found.kinds}
     assert "SWAP-1" not in SPEC.applicable(OurBlocks.capabilities, frozenset({"swap_out", "swap_in"}))
     assert "SWAP-1" in SPEC.applicable(OurBlocks.capabilities, frozenset({"swap_out", "swap_in", "copies"}))
+
+
+class Explodes(OurBlocks):
+    @property
+    def lookup(self) -> Any:  # type: ignore[override]
+        raise SystemExit(70)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [(Explodes, "looking at its attributes raised SystemExit: 70"), (lambda: None, "NoneType has no method open")],
+)
+def test_an_adapter_that_cannot_be_looked_at(make: Any, problem: str) -> None:
+    frames: list[bytes] = []
+    check._static(Target("mine", "blocks", make), SPEC, frames.append)
+    checked = msgspec.json.decode(frames[-1], type=messages.Checked)
+
+    assert any(problem in what for what, _ in checked.problems)
