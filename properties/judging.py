@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hypothesis import settings
 
+from properties.blame import passes
 from properties.blocks.declarations import lie
 from properties.case import Case, fingerprint, read
 from properties.contract import AdapterError
@@ -67,13 +69,15 @@ class Results:
         return self.tally.judged
 
 
+@cache
 def applicable_clauses(target: Target) -> frozenset[str] | None:
     """The clauses that can be judged on a target; None where that cannot be told, and judging it will say why."""
     try:
         sample = new_target(target.make)
         spec = spec_of(target.level)
         return spec.applicable(sample.capabilities, spec.offered(sample))
-    except Exception:  # an adapter may fail in any way here; it is reported when it is judged
+    except BaseException as error:  # an adapter may fail in any way here; it is reported when it is judged
+        passes(error)
         return None
 
 
