@@ -65,6 +65,9 @@ def in_fork(
     ended = Ended()
     try:
         _listen(reader, ended, limit_s, deadline, on_frame)
+    except BaseException:  # Ctrl-C: a target that hangs in native code does not hear it
+        ended.late = True
+        raise
     finally:
         os.close(reader)
         if ended.hung or ended.late:

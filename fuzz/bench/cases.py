@@ -154,9 +154,10 @@ _SHAPES = (
 )
 _READ = re.compile(
     r"(?P<sequences>\d+)x(?P<tokens>\d+)x(?P<heads>\d+)/(?P<kv>\d+)/(?P<size>\d+)/p(?P<page>\d+)"
-    r"(?:/q(?P<queries>\d+))?(?:/(?P<pattern>uniform|ragged|mix))?"
+    r"(?:/q(?P<queries>\d+))?(?:/(?P<pattern>uniform|ragged|mix))?",
+    re.ASCII,
 )
-_STORE = re.compile(r"(?P<tokens>\d+)x(?P<kv>\d+)/(?P<size>\d+)/p(?P<page>\d+)")
+_STORE = re.compile(r"(?P<tokens>\d+)x(?P<kv>\d+)/(?P<size>\d+)/p(?P<page>\d+)", re.ASCII)
 
 
 def parse(text: str, dtype: str = "bfloat16") -> AnyCase:

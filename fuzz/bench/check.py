@@ -24,6 +24,7 @@ ROW_EPS = 8.0
 ROW_FLOOR = 1e-4
 """Float32 sums of many terms are no better than this, whatever eps says."""
 NUM_SAMPLED = 3
+OFF = "its answer is off by {:.2g} of the norm"
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,17 @@ class ReadCheck:
                 q.neg_()
             if not again <= self._row_limit(contender.tf32):
                 wrong = (
-                    f"with the queries negated in place its answer is off by {again:.2g} of the norm: it does not read them "
-                    "when it is called"
+                    f"with the queries negated in place {OFF.format(again)}: it does not read them when it is called"
                 )
         return Checked(error, wrong)
+
+    def of_another_set(self, contender: Contender, prepared: Prepared, scene: ReadScene) -> str | None:
+        """What is wrong with the answer to another set, a few sequences of it, or None."""
+        expected = answer(self.case, scene.inputs, spread(self.case, NUM_SAMPLED))
+        error = expected.relative_error(contender.output(prepared.call(), scene))
+        if error <= self._row_limit(contender.tf32):
+            return None
+        return f"for another batch of this shape {OFF.format(error)}: it does not read what it was prepared for"
 
     def replayed(self, contender: Contender, result: object, replay: Callable[[], object]) -> str | None:
         """What is wrong with an answer that a replay of a recording must write anew, or None."""
@@ -147,6 +155,11 @@ class StoreCheck:
                 f"with the keys negated in place {wrong}: it does not read them when it is called" if wrong else None
             )
         return Checked(0.0 if wrong is None else 1.0, wrong)
+
+    def of_another_set(self, contender: Contender, prepared: Prepared, scene: StoreScene) -> str | None:
+        """What is wrong with a store of another set, or None."""
+        wrong = StoreCheck(scene)._wrong(prepared, prepared.call)
+        return f"for another set of this shape {wrong}: it does not store what it was prepared for" if wrong else None
 
     def replayed(self, contender: Contender, prepared: Prepared, replay: Callable[[], object]) -> str | None:
         """What is wrong with the pool after a replay of a recording, or None."""

@@ -16,7 +16,7 @@ from properties.attention.capabilities import AttentionCapabilities
 from properties.attention.coverage import offered
 from properties.attention.execute import check_output
 from properties.attention.target import AttentionTarget, Batch, Output, Pool
-from properties.blame import last_lines
+from properties.blame import last_lines, passes, said
 from properties.contract import AdapterError, UsageError
 from properties.targets import Target, load
 
@@ -142,7 +142,7 @@ class TargetContender:
     def output(self, result: object, scene: ReadScene) -> torch.Tensor:
         """[T, H, D]. Raises AdapterError for anything else."""
         output = Output(result) if isinstance(result, torch.Tensor) else result
-        return check_output(self.adapter, output, scene.batch.q).out
+        return check_output(self.adapter, output, scene.batch.q).out.detach()
 
     def _pool(self, kind: str, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Pool:
         """The caches in a layout of the target's; in flash layout they are no copies."""
@@ -212,10 +212,9 @@ def _loaded(name: str) -> Target:
         return load(name)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"target {name}: importing it raised {type(error).__name__}: {error} ({last_lines(error)})"
-        ) from error
+    except BaseException as error:
+        passes(error)
+        raise UsageError(f"target {name}: importing it raised {said(error)} ({last_lines(error)})") from error
 
 
 def _made(target: Target) -> AttentionTarget:
@@ -225,8 +224,9 @@ def _made(target: Target) -> AttentionTarget:
             raise UsageError(f"target {target.name}: its capabilities are no AttentionCapabilities")
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__}: {error} ({last_lines(error)})"
+    except BaseException as error:
+        passes(error)
+        what = f"{said(error)} ({last_lines(error)})"
         raise UsageError(f"verdict ADAPTER for {target.name}: making the adapter raised {what}") from error
     return adapter
 

@@ -81,6 +81,18 @@ def num_sets(case: AnyCase) -> int:
     return min(MAX_SETS, max(2, -(-MIN_ROTATED_BYTES // case.kv_bytes)))
 
 
+def checksums(inputs: Inputs | StoreInputs) -> dict[str, int]:
+    """A number for every tensor that a call must leave as it is, by its name; the pool of a store is none of them."""
+    written = ("k_cache", "v_cache") if isinstance(inputs, StoreInputs) else ()
+    tensors = {name: value for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)}
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return {
+        name: int(tensor.view(integers[tensor.element_size()]).sum(dtype=torch.int64))
+        for name, tensor in tensors.items()
+        if name not in written
+    }
+
+
 def slots_of(inputs: Inputs, page: int, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(block, place in it) of each token of a sequence."""
     position = torch.arange(int(inputs.lens[seq]), device=inputs.table.device)

@@ -15,11 +15,11 @@ from fuzz.bench import timing
 from fuzz.bench.cases import AnyCase, Case
 from fuzz.bench.check import Check, ReadCheck, make_check
 from fuzz.bench.contenders import Contender, Prepared, Scene, StoreScene, make_scene
-from fuzz.bench.inputs import DTYPES, make_inputs, make_store_inputs
+from fuzz.bench.inputs import DTYPES, checksums, make_inputs, make_store_inputs
 from fuzz.bench.memory import free_bytes, sets_for
 from fuzz.bench.result import Ceilings, How, Row, State, with_ratios
 from properties.attention import guard
-from properties.blame import last_lines
+from properties.blame import last_lines, passes, said
 from properties.contract import AdapterError, UsageError
 
 Tell = Callable[[str], None]
@@ -47,19 +47,46 @@ def measure_ceilings(cases: Sequence[AnyCase], device: str) -> Ceilings:
 
 
 def run_case(case: AnyCase, contenders: Sequence[Contender], device: str, ceilings: Ceilings, tell: Tell) -> list[Row]:
-    """One row for each contender; ratios are to the first."""
-    scenes = make_scenes(case, device)
-    check = make_check(scenes[0])
-    flush = timing.flush_buffer() if device == "cpu" else None
-    rows = []
+    """One row for each contender; ratios are to the first. Raises UsageError where the adapter of the first is at fault."""
+    sets = _Sets(case, device)
+    rows: list[Row] = []
     for contender in contenders:
         tell(f"{case.kind} {case.text}: {contender.name}")
-        rows.append(_with_rate(_measure(contender, scenes, check, device, flush), case, ceilings))
+        row = _measure(contender, sets, under_test=contender is contenders[0])
+        rows.append(_with_rate(row, case, ceilings))
         if device != "cpu":
             if gpu_is_lost(rows):
                 break
             torch.cuda.empty_cache()
+        changed = sets.laid_again()
+        if changed and rows[-1].state in ("timed", "wrong"):
+            why = f"it changes its inputs ({', '.join(changed)}): a call modifies nothing but its result"
+            rows[-1] = msgspec.structs.replace(row, state="wrong", us=None, how=None, why=why)
     return with_ratios(rows, contenders[0].name)
+
+
+class _Sets:
+    """The sets of a case and their check, which contender after contender uses."""
+
+    def __init__(self, case: AnyCase, device: str) -> None:
+        self.case, self.device = case, device
+        self.flush = timing.flush_buffer() if device == "cpu" else None
+        self._lay()
+
+    def _lay(self) -> None:
+        self.scenes = make_scenes(self.case, self.device)
+        self.check = make_check(self.scenes[0])
+        self._sums = [checksums(scene.inputs) for scene in self.scenes]
+
+    def laid_again(self) -> list[str]:
+        """Names of the inputs that a contender has changed; if there are any, everything is made anew for the next one."""
+        now = [checksums(scene.inputs) for scene in self.scenes]
+        pairs = list(zip(self._sums, now, strict=True))
+        changed = [name for name in self._sums[0] if any(old[name] != new[name] for old, new in pairs)]
+        if changed:
+            del self.scenes, self.check  # both at once may not fit
+            self._lay()
+        return changed
 
 
 def gpu_is_lost(rows: Sequence[Row]) -> bool:
@@ -73,10 +100,8 @@ def gpu_is_lost(rows: Sequence[Row]) -> bool:
     return False
 
 
-def _measure(
-    contender: Contender, scenes: Sequence[Scene], check: Check, device: str, flush: torch.Tensor | None
-) -> Row:
-    case = scenes[0].case
+def _measure(contender: Contender, sets: _Sets, *, under_test: bool) -> Row:
+    case, scenes, check = sets.case, sets.scenes, sets.check
 
     def row(state: State, **fields: Any) -> Row:
         return Row(case=case.text, kind=case.kind, dtype=case.dtype, target=contender.name, state=state, **fields)
@@ -90,12 +115,17 @@ def _measure(
         contender.open()
         prepared = [contender.prepare(scene) for scene in scenes]
         checked = check.verdict(contender, prepared[0])
-        if checked.wrong is not None:
-            return row("wrong", error=_finite(checked.error), why=checked.wrong + hint, plain=prepared[0].plain)
-        us, how, wrong = _time(contender, prepared, check, device, case.kind == "prefill", flush)
+        wrong = checked.wrong or check.of_another_set(contender, prepared[-1], scenes[-1])  # type: ignore[arg-type]
+        if wrong is not None:
+            return row("wrong", error=_finite(checked.error), why=wrong + hint, plain=prepared[0].plain)
+        us, how, wrong = _time(contender, prepared, check, sets.device, case.kind == "prefill", sets.flush)
     except AdapterError as error:
-        raise UsageError(f"verdict ADAPTER for {contender.name}: {error}") from error
-    except (Exception, SystemExit) as error:  # a target that ends the process must not pass for a clean bench
+        verdict = f"verdict ADAPTER for {contender.name}: {error}"
+        if under_test:
+            raise UsageError(verdict) from error
+        return row("failed", why=verdict)
+    except BaseException as error:  # SystemExit too: a target that ends the process must not pass for a clean bench
+        passes(error)
         if isinstance(error, (*contender.refusals, torch.OutOfMemoryError)):
             return row("refused", why=_one_line(error) + hint)
         state: State = "refused" if outside else "failed"
@@ -120,7 +150,7 @@ def _time(
     recording = _record(calls, 2 if long else 8)
     if recording is None:
         return timing.events_us(calls, 10 if long else timing.EVENT_CALLS), "events", None
-    result: Any = recording.first_result if isinstance(check, ReadCheck) else prepared[0]
+    result: Any = recording.result if isinstance(check, ReadCheck) else prepared[0]
     wrong = check.replayed(contender, result, recording.graph.replay)
     return 0.0 if wrong else timing.replayed_us(recording, 8 if long else timing.REPLAYS), "graph", wrong
 
@@ -174,13 +204,20 @@ def is_interpreted(contender: Contender, case: AnyCase, device: str) -> bool:
     if contender.why_not(tiny) is not None:
         return False
     scene = make_scenes(tiny, device)[0]
-    with suppress(Exception, SystemExit):  # whatever it is, the case itself will show it
-        contender.prepare(scene).call()
+    _try(contender, scene)
     if guard.why_unavailable() is not None:
         return False
-    with guard.guarded() as watch, suppress(Exception, SystemExit):
-        contender.prepare(scene).call()
+    with guard.guarded() as watch:
+        _try(contender, scene)
     return watch.num_checks > 0
+
+
+def _try(contender: Contender, scene: Scene) -> None:
+    """A call whose failure does not count: the case itself will show it."""
+    try:
+        contender.prepare(scene).call()
+    except BaseException as error:
+        passes(error)
 
 
 def _finite(error: float) -> float | None:
@@ -189,4 +226,4 @@ def _finite(error: float) -> float | None:
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return said(error)

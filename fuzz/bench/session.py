@@ -45,7 +45,7 @@ def run(wish: Wish, tell: Tell) -> Result:
     tell(f"looking for {', '.join((wish.target, *wish.against))}")
     contenders, missing = _contenders(wish, device)
     for case in _one_of_each_kind(cases) if device == "cpu" or os.environ.get("TRITON_INTERPRET") == "1" else ():
-        contenders = _without_interpreted(contenders, case, device, missing)
+        contenders = _without_interpreted(contenders, case, device, missing, tell)
     load = os.getloadavg()[0] / (os.cpu_count() or 1) if device == "cpu" else None
     tell("measuring the ceilings")
     ceilings = measure_ceilings(cases, device)
@@ -90,7 +90,7 @@ def _cases(wish: Wish, device: str, dtype: str) -> tuple[list[AnyCase], dict[str
         left_out = {case.text: reason for case in found if (reason := why_too_big(case, device))}
         return [case for case in found if case.text not in left_out], left_out
     try:
-        named = [parse(text, dtype) for text in dict.fromkeys(wish.cases)]
+        named = list(dict.fromkeys(parse(text, dtype) for text in wish.cases))  # one case has more than one text
     except BadCase as error:
         raise UsageError(f"--case {error}") from None
     chosen: list[AnyCase] = [case for case in named if not wish.suites or case.kind in suites]
@@ -127,11 +127,12 @@ def _one_of_each_kind(cases: Sequence[AnyCase]) -> list[AnyCase]:
 
 
 def _without_interpreted(
-    contenders: list[Contender], case: AnyCase, device: str, missing: dict[str, str]
+    contenders: list[Contender], case: AnyCase, device: str, missing: dict[str, str], tell: Tell
 ) -> list[Contender]:
     """Those whose time means something on this machine."""
     kept = []
     for contender in contenders:
+        tell(f"one {case.kind}: {contender.name}")
         if is_interpreted(contender, case, device):
             reason = (
                 f"{contender.name} runs in Triton's interpreter here, where a time means nothing. Time it on a machine with a "

@@ -27,16 +27,23 @@ CPU_LEAST_CALLS, CPU_MOST_CALLS = 3, 30
 
 @dataclass(frozen=True)
 class Recording:
-    """Calls captured in a CUDA graph, and what the first of them returned: a replay writes it anew."""
+    """Calls captured in a CUDA graph, and what the last of them returned: a replay writes it anew.
+
+    That is the first of the calls that were given. Nothing runs behind it, so that calls that share an output leave its own.
+    """
 
     graph: torch.cuda.CUDAGraph
     num_calls: int
-    first_result: object
+    result: object
 
 
 def record(calls: Sequence[Call], min_calls: int = 8) -> Recording:
-    """Captures `calls` in turn, repeated until there are at least min_calls. Raises what a call raises in a capture."""
-    sequence = [calls[index % len(calls)] for index in range(max(min_calls, len(calls)))]
+    """Captures `calls` in turn, repeated until there are at least min_calls, so that the first of them comes last.
+
+    Raises what a call raises in a capture.
+    """
+    num_calls = max(min_calls, len(calls))
+    sequence = [calls[index % len(calls)] for index in range(1 - num_calls, 1)]
     stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -46,10 +53,10 @@ def record(calls: Sequence[Call], min_calls: int = 8) -> Recording:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        first = sequence[0]()
-        for call in sequence[1:]:
+        for call in sequence[:-1]:
             call()
-    return Recording(graph, len(sequence), first)
+        result = sequence[-1]()
+    return Recording(graph, num_calls, result)
 
 
 def replayed_us(recording: Recording, replays: int = REPLAYS) -> float:

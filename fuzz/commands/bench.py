@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +14,6 @@ from properties.contract import UsageError
 
 if TYPE_CHECKING:
     from fuzz.bench.result import Result
-    from fuzz.bench.runner import Tell
 
 
 def command(
@@ -41,17 +38,21 @@ def command(
     for path, option in ((json_, "--json"), (plot, "--plot")):
         if path is not None and path != "-":
             _writable(path, option)
+    if plot is not None and json_ == plot:
+        raise UsageError(f"--json and --plot both name {plot}: give each a file of its own")
     if plot is not None:
         _drawable(plot)
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError:
-        raise UsageError("bench needs torch: pip install 'pagefault[torch]'") from None
-    from fuzz.bench.session import Wish, run
+    if importlib.util.find_spec("torch") is None:  # not imported here: see `apart`
+        raise UsageError("bench needs torch: pip install 'pagefault[torch]'")
+    from fuzz.bench import apart
 
-    wish = Wish(target, tuple(against or ()), tuple(suite or ()), tuple(case or ()), dtype, device, quick)
-    with _progress() as tell:
-        result = run(wish, tell)
+    options = {"target": target, "dtype": dtype, "device": device, "quick": quick}
+    lists = {"against": tuple(against or ()), "suites": tuple(suite or ()), "cases": tuple(case or ())}
+    try:
+        result = apart.run({**options, **lists})
+    except apart.Died as death:
+        note(f"FAILED  {death}. The other cases can be run alone with --case, the other targets without this one")
+        return 1
     return _show(result, json_, plot)
 
 
@@ -75,18 +76,6 @@ def _show(result: Result, json_: str | None, plot: str | None) -> int:
         reasons = "; ".join(dict.fromkeys(row.why for row in result.rows if row.target == result.target))
         raise UsageError(f"no case of {result.target} was timed: {reasons or 'there was none'}. Name one with --case")
     return 0
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    """What is measured now, on standard error: one line that changes on a terminal, a line each elsewhere."""
-    if not sys.stderr.isatty():
-        yield note
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update
 
 
 def _writable(path: str, option: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -152,6 +155,78 @@ class ComputesBeforehand(PlainTorch):
         return lambda: output
 
 
+class KeepsTheFirstBatch(PlainTorch):
+    """Every prepared call reads what the first one was prepared for: it stays in the cache."""
+
+    name = "keeps-first"
+    kept: tuple[Pool, Batch] | None = None
+
+    def open(self) -> None:
+        self.kept = None
+
+    def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Output]:
+        first = self.kept = self.kept or (pool, batch)
+        return lambda: self.decode(*first)
+
+
+class KeepsTheFirstTokens(PlainTorch):
+    """Every prepared store stores what the first one was prepared for, where that said."""
+
+    name = "keeps-first-tokens"
+    kept: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def open(self) -> None:
+        self.kept = None
+
+    def prepare_store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> Callable[[], None]:
+        first = self.kept = self.kept or (keys, values, slot_mapping)
+        return lambda: self.store(pool, *first)
+
+
+class ScalesQueriesInPlace(PlainTorch):
+    """The scale is multiplied into the caller's queries."""
+
+    name = "scales-q"
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        out = super().decode(pool, batch)
+        batch.q.mul_(batch.scale)
+        return out
+
+
+class ClearsThePool(PlainTorch):
+    """The right answer, once."""
+
+    name = "clears-pool"
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        out = super().decode(pool, batch)
+        pool.value_cache.zero_()
+        return out
+
+
+class ShiftsTheSlots(PlainTorch):
+    """A store that leaves other slots behind."""
+
+    name = "shifts-slots"
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        super().store(pool, keys, values, slot_mapping)
+        slot_mapping.add_(1).remainder_(pool.key_cache.shape[0] * pool.key_cache.shape[1])
+
+
+class OneOutput(PlainTorch):
+    """Right: every call writes the one output that it keeps."""
+
+    name = "one-output"
+    out: Tensor | None = None
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        out = super()._read(pool, batch).out
+        self.out = torch.empty_like(out) if self.out is None or self.out.shape != out.shape else self.out
+        return Output(self.out.copy_(out))
+
+
 class StoresOneSlotFurther(PlainTorch):
     """Every token lands one slot behind its own."""
 
@@ -198,6 +273,54 @@ class Leaves(Crashes):
 
     def _read(self, pool: Pool, batch: Batch) -> Output:
         raise SystemExit(0)
+
+
+class LeavesAtOnce(Crashes):
+    """Ends the process below Python."""
+
+    name = "leaves-at-once"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        os._exit(0)
+
+
+class NoException(BaseException):
+    """Derives from none, and has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class RaisesNoException(Crashes):
+    """Raises what `except Exception` does not catch."""
+
+    name = "raises-none"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        raise NoException
+
+
+class Talks(PlainTorch):
+    """Prints in every call, by Python and below it."""
+
+    name = "talks"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        sys.stdout.write("so far so good\n")
+        os.write(1, b"so far so good\n")
+        return super()._read(pool, batch)
+
+
+class Waits(PlainTorch):
+    """Never returns."""
+
+    name = "waits"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        os.write(2, b"waiting\n")
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as native code does that does not look
+        while True:
+            time.sleep(1)
 
 
 class CannotBeMade(PlainTorch):

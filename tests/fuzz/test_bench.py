@@ -42,7 +42,7 @@ def bench(cls: str, *cases: str, against: tuple[str, ...] = (), dtype: str = "fl
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cls", ["Right", "HndOnly", "VllmStore"])
+@pytest.mark.parametrize("cls", ["Right", "HndOnly", "VllmStore", "OneOutput"])
 def test_a_right_answer_is_timed(cls: str, dtype: str) -> None:
     result = bench(cls, *READS, STORE, dtype=dtype)
 
@@ -169,6 +169,47 @@ def test_a_target_that_ends_the_process_is_a_finding() -> None:
 def test_an_adapter_that_cannot_be_made_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"making the adapter raised KeyError: 'weights'"):
         bench("CannotBeMade", DECODE)
+
+
+def test_an_adapter_at_fault_among_the_others_leaves_the_times_of_the_rest() -> None:
+    rows = bench("Right", DECODE, against=("ReturnsNothing", "HndOnly")).rows
+
+    assert [row.state for row in rows] == ["timed", "failed", "timed"]
+    assert rows[1].why.startswith("verdict ADAPTER")
+
+
+def test_what_derives_from_no_exception_is_a_crash() -> None:
+    [row] = bench("RaisesNoException", DECODE).rows
+
+    assert row.state == "failed"
+    assert "NoException: (its text cannot be had" in row.why
+
+
+@pytest.mark.parametrize(("cls", "case"), [("KeepsTheFirstBatch", DECODE), ("KeepsTheFirstTokens", STORE)])
+def test_a_call_that_reads_another_batch_is_found(cls: str, case: str) -> None:
+    [row] = bench(cls, case).rows
+
+    assert (row.state, row.us) == ("wrong", None)
+    assert "it was prepared for" in row.why
+
+
+@pytest.mark.parametrize(
+    ("cls", "case", "what"),
+    [
+        ("ScalesQueriesInPlace", DECODE, "(q)"), ("ClearsThePool", DECODE, "(v_cache)"),
+        ("ShiftsTheSlots", STORE, "(slots)"),
+    ],
+)  # fmt: skip
+def test_changed_inputs_are_blamed_on_who_changed_them(cls: str, case: str, what: str) -> None:
+    rows = bench("Right", case, against=(cls, "HndOnly")).rows
+
+    assert [row.state for row in rows] == ["timed", "wrong", "timed"]
+    assert rows[1].us is rows[1].how is None
+    assert f"it changes its inputs {what}" in rows[1].why
+
+
+def test_two_texts_of_one_case_are_one() -> None:
+    assert len(bench("Right", DECODE, f"0{DECODE}", f"{DECODE}/uniform").rows) == 1
 
 
 def test_a_declared_refusal_is_an_answer() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,7 @@ from fuzz.bench.result import Ceilings, Result, Row, State, compare, from_json, 
 from fuzz.bench.table import in_words
 from properties.contract import UsageError
 from tests.fuzz import bench_targets
-from tests.fuzz.helpers import pagefault
+from tests.fuzz.helpers import command, environment, pagefault
 
 TARGETS = bench_targets.__file__
 CASE = "3x37x4/2/16/p4"
@@ -54,6 +56,37 @@ def test_a_wrong_target_exits_1_and_says_what_is_wrong(tmp_path: Path) -> None:
     assert "WRONG: not timed" in done.out
     assert "float64, limit" in done.out
     assert not (tmp_path / "p.png").exists(), "there is nothing to draw"
+
+
+def test_what_a_target_prints_does_not_mix_with_the_result(tmp_path: Path) -> None:
+    done = pagefault("bench", "-t", f"{TARGETS}:Talks", "--case", CASE, "--device", "cpu", "--json", "-", cwd=tmp_path)
+
+    assert done.code == 0
+    assert from_json(done.out).rows[0].state == "timed"
+    assert done.err.count("so far so good") > 3
+
+
+def test_a_target_that_ends_the_process_is_a_finding(tmp_path: Path) -> None:
+    done = pagefault("bench", "-t", f"{TARGETS}:LeavesAtOnce", "--case", CASE, "--device", "cpu", cwd=tmp_path)
+
+    assert (done.code, done.out) == (1, "")
+    assert "FAILED  the process ended itself with exit status 0, at: one decode: " in done.err
+
+
+def test_ctrl_c_ends_a_target_that_does_not_hear_it(tmp_path: Path) -> None:
+    arguments = command("bench", "-t", f"{TARGETS}:Waits", "--case", CASE, "--device", "cpu")
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as bench:
+        assert bench.stderr is not None
+        assert any(line == "waiting\n" for line in bench.stderr)
+        os.killpg(bench.pid, signal.SIGINT)
+        rest = bench.stderr.read()  # ends when nobody holds the pipe any more
+        bench.wait()
+
+    assert "Traceback" not in rest
+    with pytest.raises(ProcessLookupError):
+        os.killpg(bench.pid, 0)
 
 
 def test_json_alone_on_standard_output(tmp_path: Path) -> None:
@@ -100,6 +133,7 @@ MISTAKES = [
     ([*BENCH, "--case", CASE, "--suite", "store"], "leave nothing", "none of the cases is a store"),
     ([*BENCH, "--plot", "no/where.png"], "there is no folder no", "a folder that exists"),
     ([*BENCH, "--plot", "x.gif"], "gif is no format", ".png or .svg or .pdf"),
+    ([*BENCH, "--json", "a.png", "--plot", "a.png"], "both name a.png", "a file of its own"),
     ([*BENCH, "--json", "."], "--json . is a folder", "give a file"),
 ]
 

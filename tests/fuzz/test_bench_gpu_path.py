@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,6 +71,30 @@ def test_a_right_call_is_replayed(text: str, monkeypatch: pytest.MonkeyPatch) ->
     row = _run(Right(), text)
 
     assert (row.state, row.how, row.us) == ("timed", "graph", 20.0)
+
+
+def test_the_last_call_of_a_recording_is_the_first_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls may share one output: what stands in it after a replay is that of the last one."""
+    made: list[str] = []
+
+    @contextmanager
+    def stream(_: object = None) -> Iterator[None]:
+        yield
+
+    stand_in = SimpleNamespace(wait_stream=lambda other: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stand_in)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+
+    def call(name: str) -> Callable[[], str]:
+        return lambda: made.append(name) or name  # type: ignore[func-returns-value]
+
+    recording = timing.record([call(name) for name in "abc"], min_calls=8)
+
+    assert made == ["a", "b", "c", *"bcabcabca"[1:]]
+    assert (recording.num_calls, recording.result) == (8, "a")
 
 
 @pytest.mark.parametrize("text", CASES)
