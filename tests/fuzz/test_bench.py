@@ -204,7 +204,7 @@ def test_changed_inputs_are_blamed_on_who_changed_them(cls: str, case: str, what
     rows = bench("Right", case, against=(cls, "HndOnly")).rows
 
     assert [row.state for row in rows] == ["timed", "wrong", "timed"]
-    assert rows[1].us is rows[1].how is None
+    assert (rows[1].us, rows[1].how) == (None, None)
     assert f"it changes its inputs {what}" in rows[1].why
 
 
