@@ -72,6 +72,11 @@ class PoolMemory:
         return sum(int((old != new).sum()) for old, new in pairs if not torch.equal(old, new))
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """All bytes of the memory that a tensor lies in, what surrounds a view included; the same memory."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
 def allocate(geometry: Geometry, form: str, device: str, seed: int) -> PoolMemory:
     """A pool full of random bytes in the given form."""
     if form == "high_stride":

@@ -167,20 +167,37 @@ def _addresses(pool: Pool, cache: Tensor, chosen_BP: Tensor | None) -> guard.Add
 
 
 def check_output(target: AttentionTarget, output: object, q: Tensor) -> Output:
-    """The output as an `Output`, or AdapterError if it has another type, shape or dtype."""
+    """The output as an `Output`, or AdapterError if it has another type, place, shape or dtype."""
     if not isinstance(output, Output):
         raise AdapterError(
             f"{target.name} returned {type(output).__name__}", "return properties.attention.target.Output"
         )
+    _require_dense(target, "out", output.out, q)
     if output.out.shape != q.shape or output.out.dtype != q.dtype:
         raise AdapterError(
             f"{target.name} returned out {tuple(output.out.shape)} {output.out.dtype} for queries "
             f"{tuple(q.shape)} {q.dtype}",
             "return one row per query token, in the dtype of the queries",
         )
-    if output.lse is not None and output.lse.shape != q.shape[:2]:
+    if output.lse is None:
+        return output
+    _require_dense(target, "lse", output.lse, q)
+    if output.lse.shape != q.shape[:2] or not output.lse.is_floating_point():
         raise AdapterError(
-            f"{target.name} returned an LSE of shape {tuple(output.lse.shape)} for queries {tuple(q.shape)}",
-            "return [query tokens, query heads]",
+            f"{target.name} returned an LSE {tuple(output.lse.shape)} {output.lse.dtype} for queries {tuple(q.shape)}",
+            "return [query tokens, query heads] in float32",
         )
     return output
+
+
+def _require_dense(target: AttentionTarget, name: str, value: object, q: Tensor) -> None:
+    """AdapterError for what is no tensor with values of its own where the queries are."""
+    if not isinstance(value, Tensor):
+        what = type(value).__name__
+    elif value.device != q.device or value.layout is not torch.strided:
+        what = f"a tensor on {value.device}, {value.layout},"
+    else:
+        return
+    raise AdapterError(
+        f"{target.name} returned {what} as {name} for queries on {q.device}", "return a dense tensor on that device"
+    )

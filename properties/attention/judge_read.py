@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paged_ref.parity import Comparison, Expected, compare, compare_lse
 from properties.attention import decoys, variations
+from properties.attention.buffers import bytes_of
 from properties.attention.cases import ReadCase, Row, blocks_needed
 from properties.attention.contents import Content, expect_row, make_contents
 from properties.attention.coverage import offered
@@ -42,18 +43,27 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Reading:
-    """One call: its scene, its output on the CPU (None if it failed), and what is wrong with it."""
+    """One call: its scene, its output on the CPU (None if it failed), and what is wrong with it.
+
+    `changed_bytes`: of the pool and around it; `changed_queries`: bytes of the queries and around them.
+    """
 
     scene: Scene
     output: Output | None
     wrong: tuple[Wrong, ...]
     fault: Fault | Refused | None = None
     changed_bytes: int = 0
+    changed_queries: int = 0
 
     @property
     def right(self) -> bool:
         """Every row is within its limits, and nothing else happened."""
-        return self.output is not None and not self.wrong and not self.changed_bytes
+        return self.output is not None and not self.wrong and not self.wrote
+
+    @property
+    def wrote(self) -> bool:
+        """Whether the call changed what it was given."""
+        return self.changed_bytes > 0 or self.changed_queries > 0
 
 
 class Judge:
@@ -72,7 +82,8 @@ class Judge:
     def read(self, case: ReadCase, contents: Mapping[int, Content], *, want_lse: bool = True) -> Reading:
         """One call on a fresh scene, compared row by row."""
         scene = build(case, contents, self.device, want_lse=want_lse and self.capabilities.lse_base is not None)
-        before = scene.memory.snapshot()
+        before, queries = scene.memory.snapshot(), bytes_of(scene.batch.q)
+        queries_before = queries.clone()
         operation = getattr(self.target, case.operation)
         protected = protection(scene.memory, scene.owned, None, strict_reads=self.capabilities.reads_only_owned)
         result = execute(self.target, lambda: operation(scene.memory.pool, scene.batch), protected, device=self.device)
@@ -80,9 +91,14 @@ class Judge:
             return Reading(scene, None, (), result)
         output = check_output(self.target, result, scene.batch.q)
         lse = None if output.lse is None else output.lse.detach().cpu() * self._lse_unit()
-        output = Output(output.out.detach().cpu(), lse)
+        # A copy: the target may keep one output for all of its calls.
+        output = Output(output.out.detach().to("cpu", copy=True), lse)
         return Reading(
-            scene, output, tuple(self._compare(scene, output)), changed_bytes=scene.memory.changed_bytes(before)
+            scene,
+            output,
+            tuple(self._compare(scene, output)),
+            changed_bytes=scene.memory.changed_bytes(before),
+            changed_queries=int((queries != queries_before).sum()),
         )
 
     def clean_is_right(self) -> bool:
@@ -207,7 +223,7 @@ def _property_of_fault(reading: Reading, otherwise: str | None = None) -> str:
         return otherwise if load and otherwise is not None else FAULT_PROPERTY[reading.fault.kind]
     if isinstance(reading.fault, Refused):
         return "CRASH-1"
-    return "STORE-1" if reading.changed_bytes else otherwise or "READ-1"
+    return "STORE-1" if reading.wrote else otherwise or "READ-1"
 
 
 def _report_base(judge: Judge, base: Reading, verdict: Verdict) -> None:
@@ -278,6 +294,8 @@ def _describe(judge: Judge, reading: Reading) -> str:
         lines.append(
             f"The call changed {reading.changed_bytes} bytes of the pool or around it: a read writes nothing there."
         )
+    if reading.changed_queries:
+        lines.append(f"The call changed {reading.changed_queries} bytes of the queries or around them: they are input.")
     for wrong in reading.wrong[:2]:
         lines.append(_describe_row(judge, reading.scene, wrong))
     if len(reading.wrong) > 2:

@@ -27,6 +27,10 @@ def bits_of(tensor: Tensor) -> Tensor:
     return tensor.view(BITS[tensor.element_size()])
 
 
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
 def _bit_pool(pool: Pool) -> Pool:
     return Pool(bits_of(pool.key_cache), bits_of(pool.value_cache), pool.layout)
 
@@ -51,6 +55,7 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
     keys, values = _payload(case, device)
     slots = torch.tensor(case.slots, dtype=torch.int64, device=device)
     before = memory.snapshot()
+    given = {"keys": (keys, keys.clone()), "values": (values, values.clone()), "slots": (slots, slots.clone())}
     writable = torch.zeros(case.num_blocks * case.block_size, dtype=torch.bool)
     writable[[slot for slot in case.slots if slot >= 0]] = True
     protected = protection(memory, None, writable.reshape(case.num_blocks, case.block_size), strict_reads=False)
@@ -66,6 +71,10 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
         property_id = "STORE-1" if property_id in ("READ-2", "READ-3") else property_id
         verdict.add(property_id, f"{where}\n{target.name} failed: {result.message}")
         return verdict
+    changed = [name for name, (now, was) in given.items() if not torch.equal(_raw(now), _raw(was))]
+    if changed:
+        verdict.add("STORE-1", f"{where}\nThe call changed its {' and '.join(changed)}: they are input.")
+    keys, values, slots = (was for _, was in given.values())
     after = memory.snapshot()
     expected = _expected_store(memory, before, keys, values, slots)
     if memory.changed_bytes(after):  # the memory holds what it should hold now: compare with what it held

@@ -437,6 +437,37 @@ class WritesWhileReading(Broken):
         return output
 
 
+class ScalesQueriesInPlace(Broken):
+    """The scale is multiplied into the caller's queries, which other layers' code still holds."""
+
+    breaks, clue = "STORE-1", "bytes of the queries"
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        output = super()._read(pool, batch)
+        batch.q.mul_(0.5)
+        return output
+
+
+class StoreClearsItsTokens(Broken):
+    """The caller's values serve as scratch memory once they are stored."""
+
+    breaks, clue = "STORE-1", "changed its values"
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        super().store(pool, keys, values, slot_mapping)
+        values.zero_()
+
+
+class StoreShiftsItsSlots(Broken):
+    """The slot mapping is advanced in place for the next step."""
+
+    breaks, clue = "STORE-1", "changed its slots"
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        super().store(pool, keys, values, slot_mapping)
+        slot_mapping.add_(1)
+
+
 class Crashes(Broken):
     """A legal shape is refused (head counts that are no power of two, nano-vllm)."""
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -64,9 +65,49 @@ class Misspelt(PlainTorch):
         return batch.run()  # type: ignore[attr-defined,no-any-return]
 
 
+class Returns(PlainTorch):
+    """Makes something else of its answer."""
+
+    def __init__(self, change: Callable[[Output], tuple[object, object]]) -> None:
+        self.change = change
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        return Output(*self.change(super().decode(pool, batch)))  # type: ignore[arg-type]
+
+
+class OneOutput(PlainTorch):
+    """Right: every call writes the same memory, and returns a view of it that lies across."""
+
+    memory: ClassVar[dict[torch.dtype, torch.Tensor]] = {}
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        out, lse = super()._read(pool, batch)
+        kept = self.memory.setdefault(out.dtype, torch.empty(2**16, dtype=out.dtype))
+        view = kept[: out.numel()].view(out.shape[::-1]).permute(2, 1, 0)
+        return Output(view.copy_(out), lse)
+
+
+def test_one_output_for_all_calls_is_no_finding() -> None:
+    """The answers of two calls are compared bit for bit: the first one must not be looked up in the target's memory."""
+    promised = 0
+    for seed in range(60):
+        _, verdict = drive(SPEC, OneOutput, seed)
+        assert verdict.breaches == [], verdict.breaches[0].message
+        promised += verdict.state.judged["READ-3P"] + verdict.state.judged["READ-5P"]
+
+    assert promised > 10
+
+
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
+        (lambda: Returns(lambda o: ("out", None)), "returned str as out"),
+        (lambda: Returns(lambda o: (o.out.numpy(), None)), "returned ndarray as out"),
+        (lambda: Returns(lambda o: (o.out.to("meta"), None)), "a tensor on meta, torch.strided, as out"),
+        (lambda: Returns(lambda o: (o.out.to_sparse(), None)), "torch.sparse_coo, as out"),
+        (lambda: Returns(lambda o: (o.out, "lse")), "returned str as lse"),
+        (lambda: Returns(lambda o: (o.out, o.out[:, :, 0].to("meta"))), "on meta, torch.strided, as lse"),
+        (lambda: Returns(lambda o: (o.out, o.out[:, :, 0].int())), r"an LSE \(2, 6\) torch.int32"),
         (WrongShape, r"returned out \(2, 5, 16\)"),
         (WrongType, "returned Tensor"),
         (Misspelt, "AttributeError.*no attribute 'run'"),
