@@ -1,6 +1,7 @@
 """What an attention target declares: which cases are legal for it, and how its answers are to be read."""
 
-from typing import Literal
+from collections.abc import Collection
+from typing import Literal, get_args
 
 import msgspec
 
@@ -9,6 +10,10 @@ Device = Literal["cpu", "cuda"]
 LayoutName = Literal["flash", "hnd", "vllm"]
 Poison = Literal["zero", "nan", "inf", "-inf", "huge", "attractor"]
 Padding = Literal["minus_one", "beyond", "huge", "foreign", "zero"]
+
+
+MOST = 2**24
+"""Beyond this a number is a slip of the keyboard."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +29,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every default is what a careful implementation does; nothing outside the declaration is generated.
+
+    Raises ValueError for a declaration from which no case could be drawn.
 
     Attributes:
         layouts: cache layouts that it takes: "flash", "hnd", "vllm" (see `paged_ref.layouts`).
@@ -80,7 +87,50 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     reads_only_owned: bool = False
     promises: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        for field in ("layouts", "store_layouts", "dtypes", "devices", "withstands", "padding", "promises"):
+            values = getattr(self, field)
+            if values is not None:
+                _check_list(field, values, _names(field), may_be_empty=field in ("withstands", "promises"))
+        for field in ("block_sizes", "kv_heads", "ratios", "head_sizes"):
+            _check_list(field, getattr(self, field), None)
+            for number in getattr(self, field):
+                _check_number(f"a number of {field}", number)
+        for field in ("max_context", "max_queries", "max_rows", "max_programs"):
+            if field != "max_programs" or self.max_programs is not None:
+                _check_number(field, getattr(self, field))
+        for dtype in self.dtypes if "vllm" in (*self.layouts, *self.layouts_of_store) else ():
+            packed = 4 if dtype == "float32" else 8
+            if not any(size % packed == 0 for size in self.head_sizes):
+                raise ValueError(
+                    f"head_sizes={self.head_sizes}: the vllm layout packs {packed} elements of {dtype}, so that at least one "
+                    f"has to be a multiple of {packed}"
+                )
+
     @property
     def layouts_of_store(self) -> tuple[LayoutName, ...]:
         """Layouts that `store` is given."""
         return self.layouts if self.store_layouts is None else self.store_layouts
+
+
+def _names(field: str) -> tuple[str, ...]:
+    """What a field may list."""
+    if field == "promises":
+        return ("READ-3P", "READ-5P")
+    kinds = {"dtypes": DType, "devices": Device, "withstands": Poison, "padding": Padding}
+    return get_args(kinds.get(field, LayoutName))
+
+
+def _check_list(field: str, values: object, names: Collection[str] | None, *, may_be_empty: bool = False) -> None:
+    if isinstance(values, str) or not isinstance(values, Collection):
+        raise ValueError(f"{field}={values!r}: give a tuple, such as ({values!r},)")
+    if not values and not may_be_empty:
+        raise ValueError(f"{field}={values!r}: no case can be drawn from nothing; leave it out for the default")
+    unknown = [value for value in values if names is not None and value not in names]
+    if names is not None and unknown:
+        raise ValueError(f"{field} names {unknown[0]!r}: known are {', '.join(names)}")
+
+
+def _check_number(what: str, value: object) -> None:
+    if not isinstance(value, int) or not 1 <= value <= MOST:
+        raise ValueError(f"{what} is {value!r}: give a whole number from 1 to {MOST}")

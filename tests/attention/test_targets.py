@@ -6,8 +6,10 @@ from typing import ClassVar
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from properties.attention.budget import on_device
+from properties.attention.capabilities import AttentionCapabilities
 from properties.attention.judges import judge
 from properties.attention.spec import SPEC
 from properties.attention.target import Batch, Output, Pool
@@ -116,3 +118,45 @@ def test_one_output_for_all_calls_is_no_finding() -> None:
 def test_a_mistake_in_an_adapter_is_no_finding(adapter: Callable[[], PlainTorch], message: str) -> None:
     with pytest.raises(AdapterError, match=message):
         judge(adapter(), BATCH)
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"padding": ()}, r"padding=\(\): no case can be drawn from nothing"),
+        ({"block_sizes": ()}, "leave it out for the default"),
+        ({"store_layouts": ()}, "store_layouts"),
+        ({"dtypes": "float32"}, r"give a tuple, such as \('float32',\)"),
+        ({"dtypes": ("float8",)}, "dtypes names 'float8': known are float32, float16, bfloat16"),
+        ({"promises": frozenset({"READ-1"})}, "READ-3P, READ-5P"),
+        ({"head_sizes": (0,)}, "a number of head_sizes is 0: give a whole number from 1"),
+        ({"max_context": -1}, "max_context is -1"),
+        ({"max_rows": 1.5}, "max_rows is 1.5"),
+        ({"kv_heads": 4}, r"kv_heads=4: give a tuple, such as \(4,\)"),
+        ({"layouts": ("vllm",), "head_sizes": (17,)}, "packs 4 elements of float32"),
+    ],
+)
+def test_a_declaration_that_allows_no_case_is_refused_where_it_is_written(
+    declared: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionCapabilities(**declared)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"max_context": 1, "max_queries": 1, "max_rows": 1, "max_programs": 1},
+        {"block_sizes": (16,), "kv_heads": (1,), "ratios": (1,), "head_sizes": (16,), "dtypes": ("bfloat16",)},
+        {"padding": ("zero",), "withstands": (), "empty_rows": "refused"},
+        {"block_sizes": (1024,), "max_context": 2, "window": True},
+        {"layouts": ("hnd",), "store_layouts": ("flash",), "any_scale": False},
+    ],
+)
+def test_a_narrow_declaration_is_no_finding(declared: dict[str, object]) -> None:
+    class Narrow(PlainTorch):
+        capabilities = replace(PlainTorch.capabilities, num_splits=False, **declared)
+
+    for seed in range(8):
+        _, verdict = drive(SPEC, Narrow, seed)
+        assert (verdict.adapter, verdict.breaches, verdict.illegal) == (None, [], 0)
