@@ -20,13 +20,11 @@ def declares(make: type[Any], **changes: object) -> type[Any]:
 
 LIMITS: list[dict[str, Any]] = [
     {"max_tokens": 1},
-    {"max_tokens": 2},
     {"max_tokens": 8, "block_sizes": (16,)},
     {"max_tokens": 16, "block_sizes": (16,)},
     {"block_sizes": (1,)},
     {"max_sequences": 1},
     {"max_sequences": 1, "max_tokens": 1},
-    {"max_sequences": 1, "max_tokens": 2},
     {"num_blocks": (1, 1)},
     {"num_blocks": (1, 1), "block_sizes": (1,)},
     {"num_blocks": (2, 2)},
