@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from fuzz import messages
+from fuzz.case_in_fork import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.check_repeat import repeat
 from fuzz.check_static import static_problems
 from fuzz.check_where import Whereabouts, driven, failed
 from fuzz.isolate import BEAT, Emit, in_fork
-from fuzz.jobs import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.making import signs_of_life
 from fuzz.seeds import case_seed
 from properties import remedies

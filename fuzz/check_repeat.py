@@ -10,9 +10,9 @@ import msgspec
 import xxhash
 
 from fuzz import messages
+from fuzz.case_in_fork import MADE_WRONG
 from fuzz.check_where import Whereabouts, driven, failed
 from fuzz.isolate import Emit, in_fork
-from fuzz.jobs import MADE_WRONG
 from fuzz.seeds import case_seed
 from properties.declared import Problem
 from properties.levels import LevelSpec

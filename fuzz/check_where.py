@@ -6,8 +6,8 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
+from fuzz.case_in_fork import MADE_WRONG, NO_LIMIT_S
 from fuzz.isolate import BEAT, Emit, Ended
-from fuzz.jobs import MADE_WRONG, NO_LIMIT_S
 from properties.declared import Problem
 from properties.drive import drive
 from properties.levels import LevelSpec

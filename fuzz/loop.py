@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from fuzz import corpus, messages, versions
-from fuzz.jobs import NO_LIMIT_S
+from fuzz.case_in_fork import NO_LIMIT_S
 from fuzz.journal import Head, Journal
 from fuzz.seeds import case_seed, num_steps
 from properties.blocks.declarations import FREED, OTHERWISE, lie

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz import child, messages
-from fuzz.jobs import CRASH, TRIES
+from fuzz.case_in_fork import CRASH
+from fuzz.jobs import TRIES
 from fuzz.whereabouts import located
 from properties.case import Case, encode, read
 from properties.contract import UsageError

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from fuzz import messages, versions
+from fuzz.case_in_fork import CRASH, call_limit, crash_message, fails_with, replay, run_in_fork
 from fuzz.isolate import BEAT, Emit, in_fork
-from fuzz.jobs import CRASH, call_limit, crash_message, fails_with, replay, run_in_fork
 from properties.case import Case, encode
 from properties.contract import Breach
 from properties.minimise import minimise

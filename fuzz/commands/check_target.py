@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fuzz import child, messages, values
-from fuzz.jobs import MADE_WRONG
+from fuzz.case_in_fork import MADE_WRONG
 from fuzz.output import Json, emit
 from properties.contract import UsageError
 from properties.trial import MUST_RETURN
