@@ -16,6 +16,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from properties.lifeline import die_with_parent
+
 BEAT = b""
 """An empty frame: the work goes on."""
 _DONE = b"\x00done"
@@ -168,13 +170,3 @@ def describe_exit(code: int) -> str:
         name = "a signal"
     hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
     return f"the process was killed by {name} (signal {-code}{hint})"
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies: a hung target must not outlive a killed campaign."""
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)

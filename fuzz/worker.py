@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from fuzz import jobs, messages, needs, versions
-from fuzz.isolate import die_with_parent
 from fuzz.loop import Loop
 from fuzz.making import signs_of_life
 from properties.blame import said
 from properties.contract import AdapterError, UsageError
+from properties.lifeline import die_with_parent
 from properties.specs import spec_of
 from properties.targets import Target, Unavailable, load
 from properties.trial import new_target

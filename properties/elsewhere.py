@@ -7,6 +7,8 @@ the device. The child (`elsewhere_child`) notes every operation before it is app
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import signal
 import subprocess
@@ -20,7 +22,7 @@ from typing import Any
 import msgspec
 
 from properties.case import Case, fingerprint
-from properties.contract import AdapterError
+from properties.contract import AdapterError, UsageError
 from properties.judging import Finding, Results
 from properties.ledger import Entry, Ledger
 from properties.specs import spec_of
@@ -30,8 +32,16 @@ HANG_S = 300.0
 """Seconds for one operation, compilations included: they are no hang."""
 DEATH = "CRASH-2"
 POLL_S = 0.05
-LOST = 87
-"""Exit status after a fault of the device; FOLDER/lost says which."""
+LOST, FULL = 87, 88
+"""Exit status after a fault of the device (FOLDER/lost says which), and where nothing can be noted any more."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+START = Path.cwd()
+"""Where targets were looked up: names may be relative to it, and code of a target may have gone elsewhere since."""
+_MAIN = (
+    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
+    "from properties.elsewhere_child import main; main(sys.argv[1])"
+)
+"""Not `-m`: that would look for us in the current folder first."""
 NOTE = "note"
 
 
@@ -62,7 +72,7 @@ def judge_elsewhere(target: Target, profile_name: str, device: str, ledger: Ledg
     """
     order = Order("judge", target.name, device, profile_name, ledger.entries)
     results = Results(target)
-    with TemporaryDirectory() as name:
+    with _folder() as name:
         answer, death = _ask(order, Path(name))
         if answer.unavailable is not None:
             raise Unavailable(answer.unavailable)
@@ -82,7 +92,7 @@ def judge_elsewhere(target: Target, profile_name: str, device: str, ledger: Ledg
 
 def shapes_elsewhere(target_name: str, device: str) -> dict[str, str | None]:
     """The decodes in the shapes of real models: what is wrong with each by its name, or None. {} if it declares none."""
-    with TemporaryDirectory() as name:
+    with _folder() as name:
         answer, death = _ask(Order("shapes", target_name, device), Path(name))
     if answer.adapter is not None:
         raise AdapterError(*answer.adapter)
@@ -92,24 +102,43 @@ def shapes_elsewhere(target_name: str, device: str) -> dict[str, str | None]:
     return shapes
 
 
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(ignore_cleanup_errors=True)  # a target may have left something in it, or removed it
+
+
 def _ask(order: Order, folder: Path) -> tuple[Answer, str | None]:
-    """The child's last answer, and how it ended before its time (None: it did not)."""
+    """The child's last answer, and how it ended before its time (None: it did not).
+
+    Nothing of it is left afterwards, processes that it forked included. Raises UsageError where the disk is full.
+    """
     (folder / "order").write_bytes(pickle.dumps(order))
-    child = subprocess.Popen(
-        [sys.executable, "-m", "properties.elsewhere_child", str(folder)], stdin=subprocess.DEVNULL
-    )
+    arguments = [sys.executable, "-P", "-c", _MAIN, os.pathsep.join(sys.path), str(folder)]
+    # What a target prints is no output of ours: it goes to standard error.
+    child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2, cwd=START, start_new_session=True)
     try:
         hung = _watch(child, folder)
     finally:
-        child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    answer = folder / "answer"
-    given = pickle.loads(answer.read_bytes()) if answer.exists() else Answer()
+    if child.returncode == FULL:
+        raise UsageError(
+            f"no room left in {folder.parent}, where the progress of judging is noted: make room, or set TMPDIR"
+        )
+    given = _answer(folder / "answer")
     if given.complete:
         return given, None
     if hung:
         return given, f"still running after {HANG_S:g} s: killed"
     return given, _words(child.returncode, folder)
+
+
+def _answer(file: Path) -> Answer:
+    try:
+        given = pickle.loads(file.read_bytes())
+    except Exception:  # there is none, or something wrote into it
+        return Answer()
+    return given if isinstance(given, Answer) else Answer()
 
 
 def _watch(child: subprocess.Popen[bytes], folder: Path) -> bool:
@@ -127,18 +156,21 @@ def _watch(child: subprocess.Popen[bytes], folder: Path) -> bool:
 
 def _last_change(folder: Path) -> float:
     times = [0.0]
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # a file is replaced meanwhile
-            times.append(path.stat().st_mtime)
+    with suppress(OSError):  # the folder is gone
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):  # a file is replaced meanwhile
+                times.append(path.stat().st_mtime)
     return max(times)
 
 
 def _words(status: int, folder: Path) -> str:
-    if status == LOST:
+    if status == LOST and (folder / "lost").exists():
         return (folder / "lost").read_text()
-    if status < 0:
-        return f"the process died of {signal.Signals(-status).name}"
-    return f"the process ended with exit status {status}"
+    if status >= 0:
+        return f"the process ended with exit status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    hint = ", as the system does when memory runs out" if -status == signal.SIGKILL else ""
+    return f"the process died of {names.get(-status, f'signal {-status}')}{hint}"
 
 
 def _finding(order: Order, target: Target, death: str, note: Path, ledger: Ledger) -> Finding:
@@ -146,7 +178,7 @@ def _finding(order: Order, target: Target, death: str, note: Path, ledger: Ledge
     geometry, operations = read_note(note, target)
     flaky = False
     for fewer in dict.fromkeys((operations[-1:], operations)):
-        with TemporaryDirectory() as name:
+        with _folder() as name:
             _, again = _ask(msgspec.structs.replace(order, what="trace", trace=(geometry, fewer)), Path(name))
         if again is not None:
             operations = fewer
@@ -163,11 +195,12 @@ def _finding(order: Order, target: Target, death: str, note: Path, ledger: Ledge
 def read_note(note: Path, target: Target) -> tuple[Any, tuple[Any, ...]]:
     """Geometry and operations of the trace that was running, the last one begun and not ended."""
     spec = spec_of(target.level)
-    if not note.exists():
+    lines = note.read_bytes().splitlines(keepends=True) if note.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]  # the last one may have been cut short
+    if not whole:
         raise AdapterError(
             f"{target.name} ended the process before its first operation",
             "the class or function is called without arguments; it must return and not end the process",
         )
-    first, *lines = note.read_bytes().splitlines()
-    geometry = msgspec.json.decode(first, type=spec.geometry)
-    return geometry, tuple(msgspec.json.decode(line, type=spec.operation) for line in lines)
+    geometry = msgspec.json.decode(whole[0], type=spec.geometry)
+    return geometry, tuple(msgspec.json.decode(line, type=spec.operation) for line in whole[1:])

@@ -1,11 +1,11 @@
-"""The child of `elsewhere`: `python -m properties.elsewhere_child FOLDER` carries out FOLDER/order and writes FOLDER/answer."""
+"""The child of `elsewhere`: `main(FOLDER)` carries out FOLDER/order and writes FOLDER/answer."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from properties.contract import AdapterError
-from properties.elsewhere import LOST, NOTE, Answer, Order
+from properties.elsewhere import FULL, LOST, NO_ROOM, NOTE, Answer, Order
 from properties.ledger import Ledger
 from properties.levels import LevelSpec
+from properties.lifeline import die_with_parent
 
 
 class Noted:
@@ -25,17 +26,32 @@ class Noted:
         self.referee, self.device, self.folder = referee, device, folder
         self.state = referee.state
         self.file = (folder / NOTE).open("wb", buffering=0)
-        self.file.write(msgspec.json.encode(geometry) + b"\n")
+        self._note(geometry)
 
     def apply(self, operation: Any) -> str:
-        self.file.write(msgspec.json.encode(operation) + b"\n")
+        self._note(operation)
         outcome: str = self.referee.apply(operation)
         leave_if_lost(self.device, self.folder)
         return outcome
 
+    def _note(self, value: Any) -> None:
+        with leaving_if_full():
+            self.file.write(msgspec.json.encode(value) + b"\n")
+
     def close(self) -> None:
         self.referee.close()
         self.file.close()
+
+
+@contextmanager
+def leaving_if_full() -> Iterator[None]:
+    """Ends the process if the disk is full: that is nobody's finding."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            os._exit(FULL)
+        raise
 
 
 def leave_if_lost(device: str, folder: Path) -> None:
@@ -118,8 +134,10 @@ def shapes(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
     write(Answer(complete=True, results={"shapes": found}))
 
 
-def main(folder: Path) -> None:
+def main(name: str) -> None:
     """Carry out the order in a folder."""
+    die_with_parent()
+    folder = Path(name)
     import torch
 
     from properties.targets import Unavailable
@@ -127,7 +145,8 @@ def main(folder: Path) -> None:
     order: Order = pickle.loads((folder / "order").read_bytes())
 
     def write(answer: Answer) -> None:
-        (folder / "next").write_bytes(pickle.dumps(answer))
+        with leaving_if_full():
+            (folder / "next").write_bytes(pickle.dumps(answer))
         (folder / "next").replace(folder / "answer")
 
     torch.set_num_threads(1)  # tensors this small are slower on several threads
@@ -137,7 +156,3 @@ def main(folder: Path) -> None:
         write(Answer(complete=True, unavailable=str(reason)))
     except AdapterError as error:
         write(Answer(complete=True, adapter=(error.problem, error.remedy)))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,12 +1,17 @@
 """Judging in a process of its own, here on a CPU: the same verdicts, and a death that is a finding and ends nothing else."""
 
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from properties import elsewhere
 from properties.attention.cases import ReadCase
+from properties.contract import UsageError
 from properties.effort import effort_for
 from properties.elsewhere import LOST
 from properties.elsewhere_child import leave_if_lost
@@ -14,8 +19,10 @@ from properties.judging import judge_target
 from properties.ledger import Ledger
 from properties.targets import Unavailable, load
 
+ROOT = str(Path(__file__).parents[2])
+
 TARGETS = """
-import os
+import os, shutil, signal, sys, time
 from properties.attention.target import Output
 from properties.attention.targets.backends import OurGather
 from properties.targets import Unavailable
@@ -33,6 +40,66 @@ class Dies(OurGather):
         if max(batch.context_lens) > 12:
             os.abort()
         return super().decode(pool, batch)
+
+class Once(OurGather):
+    # Does something once a context is long.
+    def decode(self, pool, batch):
+        if max(batch.context_lens) > 12:
+            self.act()
+        return super().decode(pool, batch)
+
+class Killed(Once):
+    def act(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Unnamed(Once):
+    def act(self):
+        os.kill(os.getpid(), 40)
+
+class EndsLikeALostDevice(Once):
+    def act(self):
+        os._exit(87)
+
+class SpoilsTheFiles(Once):
+    def act(self):
+        for name in os.listdir(folder()):
+            os.truncate(os.path.join(folder(), name), os.path.getsize(os.path.join(folder(), name)) - 3)
+        os._exit(3)
+
+class RemovesTheFolder(Once):
+    def act(self):
+        shutil.rmtree(folder(), ignore_errors=True)
+        os.abort()
+
+class Forks(Once):
+    def act(self):
+        if not os.path.exists("forked"):
+            pid = os.fork()
+            if pid == 0:
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+                time.sleep(300)
+            open("forked", "w").write(str(pid))
+
+class Talks(Once):
+    def act(self):
+        os.write(1, b"so far so good")
+        os.chdir("/")
+
+class NoRoom(Once):
+    # The next note finds the disk full.
+    def act(self):
+        from properties.elsewhere_child import Noted
+        class Full:
+            def write(self, data):
+                raise OSError(28, "No space left on device")
+            def close(self): pass
+        def apply(self, operation, original=Noted.apply):
+            self.file = Full()
+            return original(self, operation)
+        Noted.apply = apply
+
+def folder():
+    return sys.argv[-1]
 
 class DiesWhenMade(OurGather):
     def __init__(self):
@@ -109,8 +176,6 @@ def test_shapes_of_real_models(file: Path) -> None:
 
 
 def test_a_lost_device_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     import torch
 
     def lost() -> None:
@@ -125,3 +190,101 @@ def test_a_lost_device_ends_the_process(tmp_path: Path, monkeypatch: pytest.Monk
 
     assert left == [LOST]
     assert (tmp_path / "lost").read_text() == "the device faulted: CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Killed", "the process died of SIGKILL, as the system does when memory runs out"),
+        ("Unnamed", "the process died of signal 40"),
+        ("EndsLikeALostDevice", "the process ended with exit status 87"),
+    ],
+)
+def test_every_way_to_die_has_words(file: Path, name: str, words: str) -> None:
+    finding = judged(file, name).findings["CRASH-2"]
+
+    assert finding.case.message == words
+    assert len(finding.case.operations) == 1
+
+
+def test_files_that_a_target_spoilt_or_removed_are_no_error_of_ours(file: Path) -> None:
+    spoilt, removed = judged(file, "SpoilsTheFiles"), judged(file, "RemovesTheFolder")
+
+    assert spoilt.ended == "the process ended with exit status 3"
+    assert (list(spoilt.findings), spoilt.tally.adapter) == (["CRASH-2"], None)
+    assert removed.ended == "the process died of SIGABRT"
+    assert removed.tally.adapter is not None
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within ten seconds; nobody may have fetched its status yet."""
+    status = Path(f"/proc/{pid}/status")
+    for _ in range(100):
+        try:
+            if "State:\tZ" in status.read_text():
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
+def test_nothing_that_a_target_forked_is_left(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "START", tmp_path)
+    results = judged(file, "Forks")
+    pid = int((tmp_path / "forked").read_text())
+
+    assert (results.findings, results.ended) == ({}, None)
+    assert gone(pid)
+
+
+def test_output_and_folder_of_a_target_are_its_own(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A name is relative to the folder in which everything started, wherever the process is by now."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(elsewhere, "START", tmp_path)
+    target = load("some_target.py:Talks")
+    (tmp_path / "properties.py").write_text("raise SystemExit('this is not the package')")
+    monkeypatch.chdir("/")
+    talks = elsewhere.judge_elsewhere(target, "pagefault-dev", "cpu", Ledger())
+    out, err = capfd.readouterr()
+
+    assert (talks.findings, talks.ended, out) == ({}, None, "")
+    assert "so far so good" in err
+
+
+def test_a_full_disk_is_nobodys_finding(file: Path) -> None:
+    with pytest.raises(UsageError, match=r"no room left in .*: make room, or set TMPDIR"):
+        judged(file, "NoRoom")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_when_judging_is_interrupted(file: Path, tmp_path: Path, number: int) -> None:
+    (tmp_path / "some_target.py").write_text(
+        TARGETS
+        + """
+class Waits(Once):
+    def act(self):
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
+        open("waits", "w").write(str(os.getpid()))
+        time.sleep(300)
+"""
+    )
+    code = (
+        "from properties.elsewhere import *; from properties.targets import load; "
+        "judge_elsewhere(load('some_target.py:Waits'), 'pagefault-dev', 'cpu', Ledger())"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stderr=subprocess.DEVNULL
+    )
+    waits = tmp_path / "waits"
+    for _ in range(600):
+        if waits.exists() and waits.read_text():
+            break
+        time.sleep(0.1)
+    parent.send_signal(number)
+    parent.wait(30)
+    assert gone(int(waits.read_text()))
