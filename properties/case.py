@@ -129,15 +129,48 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def shape(case: Case) -> list[dict[str, Any]]:
-    """The steps of a case without the tokens' values: of each run of tokens only its length."""
-    return [
-        {key: len(value) if key == "tokens" else value for key, value in step.items()}
-        for step in msgspec.to_builtins(case.operations)
-    ]
+    """The steps of a case without what is arbitrary in them: token values (of each run only its length) and names.
+
+    Sequences are called A, B, ... in the order in which they are first named. After a fork parent and child hold the same,
+    so the one that acts first afterwards counts as the parent: "fork A -> B, append to B" is "fork A -> B, append to A".
+    """
+    steps = [dict(step) for step in msgspec.to_builtins(case.operations)]
+    for index, step in enumerate(steps):
+        if "child" in step:
+            _first_to_act_is_parent(steps[index + 1 :], step["name"], step["child"])
+    names: dict[str, str] = {}
+    for step in steps:
+        for name in _names(step):
+            names.setdefault(name, chr(ord("A") + len(names)) if len(names) < 26 else f"S{len(names)}")
+        _rename(step, names)
+        step.update({key: _lengths(step[key]) for key in ("tokens", "reply", "runs") if key in step})
+    return steps
+
+
+def _names(step: dict[str, Any]) -> list[str]:
+    return [*(step[key] for key in ("name", "child") if key in step), *step.get("names", ())]
+
+
+def _rename(step: dict[str, Any], names: dict[str, str]) -> None:
+    step.update({key: names.get(step[key], step[key]) for key in ("name", "child") if key in step})
+    if "names" in step:
+        step["names"] = [names.get(name, name) for name in step["names"]]
+
+
+def _first_to_act_is_parent(later: list[dict[str, Any]], parent: str, child: str) -> None:
+    """Exchange the two names in the steps behind a fork where the child acts before the parent. Modifies the steps."""
+    first = next((name for step in later for name in _names(step) if name in (parent, child)), parent)
+    if first == child:
+        for step in later:
+            _rename(step, {parent: child, child: parent})
+
+
+def _lengths(run: Any) -> Any:
+    return [len(part) for part in run] if run and isinstance(run[0], list | tuple) else len(run)
 
 
 def fingerprint(case: Case) -> str:
-    """What makes two minimised cases of one target the same finding: clause and steps, but not the tokens' values.
+    """What makes two minimised cases of one target the same finding: clause and `shape`; not names, not tokens' values.
 
     Sixteen hexadecimal digits. The target's name is left out, since one target can be spelt in several ways.
     """

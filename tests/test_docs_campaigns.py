@@ -51,6 +51,19 @@ def test_the_ledger_is_one_and_show_prints_its_entries(tmp_path: Path) -> None:
     assert "FOUND" not in known.err
 
 
+def test_an_entry_without_fingerprints_keeps_a_nightly_job_green_whatever_the_seed(tmp_path: Path) -> None:
+    entry = msgspec.json.decode(section("ledger"))[0] | {"target": bad("Boasts"), "property": "ALLOC-4P"}
+    (tmp_path / "any.json").write_bytes(msgspec.json.encode([entry | {"fingerprints": []}]))
+    (tmp_path / "one.json").write_bytes(msgspec.json.encode([entry | {"fingerprints": ["0" * 16]}]))
+    run = ["run", "-t", bad("Boasts"), "--cases", 60, "--seed", 2, "--json", "--known-failures"]
+    covered, missed = (
+        pagefault(*run, name, cwd=tmp_path).json["targets"][bad("Boasts")] for name in ("any.json", "one.json")
+    )
+
+    assert [row["known"] for row in covered["findings"]] == [entry["tracker"]]
+    assert [row["known"] for row in missed["findings"]] == [None]
+
+
 def test_the_entry_point_makes_a_target(tmp_path: Path) -> None:
     """A distribution as an installer leaves it: its metadata beside its package."""
     ((group, entries),) = tomllib.loads(section("entry-point"))["project"]["entry-points"].items()

@@ -15,6 +15,7 @@ from fuzz.versions import distribution_of, version_under_test
 from fuzz.whereabouts import check_level, located
 from properties.case import Case, fingerprint, read
 from properties.contract import UsageError, clause
+from properties.ledger import PLACEHOLDER
 from properties.report import steps_in_words
 
 
@@ -88,6 +89,6 @@ def _ledger_entry(case: Case) -> dict[str, object]:
         "property": case.property,
         "fingerprints": [fingerprint(case)],
         "versions": [version] if distribution_of(case.target) else [],
-        "tracker": "",
+        "tracker": PLACEHOLDER,
         "note": "",
     }

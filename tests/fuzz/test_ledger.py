@@ -66,10 +66,22 @@ def test_an_entry_matches_only_its_target_clause_fingerprint_and_version(tmp_pat
     assert known.find("torch-flex", "CONTENT-1", "0" * 16, "2.14.0") is None
 
 
+def test_an_entry_without_fingerprints_covers_any_case_of_its_clause_and_target(tmp_path: Path) -> None:
+    known = ledger.read_ledger(_file(tmp_path / "l.json", {**ENTRY, "fingerprints": []}))
+
+    assert [entry.property for entry in known.expired({"torch-flex"})] == ["CONTENT-1"]
+    assert known.find("torch-flex", "REF-1", "1" * 16, "2.13.0") is None
+    assert known.find("mini-vllm", "CONTENT-1", "1" * 16, "2.13.0") is None
+    assert known.find("torch-flex", "CONTENT-1", "1" * 16, "2.14.0") is None
+    assert known.find("torch-flex", "CONTENT-1", "1" * 16, "2.13.0")
+    assert known.expired({"torch-flex"}) == []
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"tracker": " "}, "names no tracker; say where it is reported"),
+        ({"tracker": ledger.PLACEHOLDER}, f"or why it is not, in place of '{ledger.PLACEHOLDER}'"),
         ({"property": "HASH-99"}, "no property 'HASH-99'; near it"),
         ({"colour": "red"}, "unknown field `colour`"),
         ({"fingerprints": "all"}, "is not a list of known failures"),

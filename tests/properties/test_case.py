@@ -5,9 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from properties.blocks.operations import Admit, Append, Drain, Free, Geometry
-from properties.case import Case, decode, encode, fingerprint, read, write
+from properties.blocks.operations import Admit, Append, Drain, Fork, Free, Geometry
+from properties.cache.operations import BatchStep
+from properties.case import Case, decode, encode, fingerprint, read, shape, write
 from properties.contract import UsageError
+from properties.engine.operations import Submit
 
 CASE = Case(
     level="blocks",
@@ -75,3 +77,35 @@ def test_the_fingerprint_ignores_token_values_and_nothing_else() -> None:
 
     assert fingerprint(other_tokens) == fingerprint(CASE)
     assert len({fingerprint(CASE), fingerprint(shorter), fingerprint(replace(CASE, property="HASH-2"))}) == 3
+
+
+def _print_of(*operations: object) -> str:
+    return fingerprint(msgspec.structs.replace(CASE, operations=operations))
+
+
+def test_the_fingerprint_ignores_what_sequences_are_called() -> None:
+    named = [_print_of(Admit(a, (0,)), Admit(b, (1, 2)), Free(a)) for a, b in ("AB", "BA", "CX")]
+
+    assert len(set(named)) == 1
+    assert _print_of(Admit("A", (0,)), Admit("B", (1, 2)), Free("B")) != named[0]
+
+
+def test_the_fingerprint_takes_parent_and_child_of_a_fork_for_twins() -> None:
+    start = (Admit("A", (0,)), Fork("A", "B"))
+    twins = [_print_of(*start, Append(a, (1,)), Free(b)) for a, b in ("AB", "BA")]
+    thirds = [_print_of(*start, Fork(a, "C"), Append(b, (1,)), Free(c)) for a, b, c in ("ABC", "BAC", "BAB", "ABA")]
+    other = _print_of(*start, Fork("A", "C"), Append("B", (1,)), Free("B"))
+
+    assert twins[0] == twins[1]
+    assert _print_of(*start, Append("A", (1,)), Free("A")) not in twins
+    assert len(set(thirds)) == 1
+    assert other not in thirds
+
+
+def test_the_shape_of_every_level_has_lengths_for_its_tokens() -> None:
+    def shape_of(operation: object) -> dict[str, object]:
+        return shape(msgspec.structs.replace(CASE, operations=(operation,)))[0]
+
+    assert shape_of(Submit("r", (7, 8), reply=(9,))) == {"op": "submit", "name": "A", "tokens": 2, "reply": 1}
+    batch = BatchStep(names=("y", "x"), runs=((7, 8), (9,)))
+    assert shape_of(batch) == {"op": "batch", "names": ["A", "B"], "runs": [2, 1]}
