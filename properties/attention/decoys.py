@@ -21,6 +21,8 @@ from properties.attention.scene import Scene
 # A decoy "fits" when the output is as near to it as a correct output is to the oracle, with room for its
 # own limits.
 FIT_FACTOR = 2.0
+MOST_TOLD = 4
+"""Mistakes that are named where several give the same output."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,29 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected) -> s
         return "the output is zero everywhere"
     limit_TH = FIT_FACTOR * expected.max_limit_TH
     nearest, nearest_excess = "", torch.inf
+    fits: list[tuple[str, float]] = []
     for name, reading in _decoys(scene, row):
         decoy = _read(scene, row, reading)
         same_nan = decoy.isnan() & actual.isnan()
         errors_TH = (actual - decoy).abs().masked_fill(same_nan, 0.0).nan_to_num(nan=torch.inf).amax(2)
         if bool((errors_TH <= limit_TH).all()):
-            return f"the output is that of: {name} (largest difference {float(errors_TH.max()):.1e})"
+            fits.append((name, float(errors_TH.max())))
         excess = float((errors_TH / limit_TH.clamp_min(1e-300)).max())
         if excess < nearest_excess:
             nearest, nearest_excess = name, excess
+    if fits:
+        return _told(fits)
     if not bool(actual.isfinite().all()):
         return f"{int((~actual.isfinite()).sum())} of {actual.numel()} values are NaN or infinite"
     return f"no known mistake gives this output; nearest, and {nearest_excess:.0f} times too far: {nearest}"
+
+
+def _told(fits: list[tuple[str, float]]) -> str:
+    """Every mistake that gives this output: a small case may not tell them apart."""
+    names = [name for name, _ in fits]
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    apart = "; this case does not tell them apart" if len(names) > 1 else ""
+    return f"the output is that of: {', or '.join(names[:MOST_TOLD])}{more} (largest difference {fits[0][1]:.1e}{apart})"
 
 
 def _read(scene: Scene, row: Row, reading: Reading) -> Tensor:
@@ -155,14 +168,14 @@ def _mask_decoys(
     window = scene.case.window
     masks: dict[str, Tensor] = {}
     if window is not None:
-        masks["the window ignored"] = _seen(scene, row)
         masks["a window one token too wide"] = _seen(scene, row, window=window + 1)
         masks["a window one token too narrow"] = _seen(scene, row, window=window - 1)
+        masks["the window ignored"] = _seen(scene, row)
     if row.query_len > 1:
-        masks["no causal mask"] = _seen(scene, row, lead=row.context_len)
-        masks["each query sees the token after it"] = _seen(scene, row, lead=1, window=window)
-        masks["no query sees its own token"] = _seen(scene, row, lead=-1, window=window)
         top_left = row.query_len - row.context_len
         masks["the causal mask aligned at the top left"] = _seen(scene, row, lead=top_left, window=window)
+        masks["each query sees the token after it"] = _seen(scene, row, lead=1, window=window)
+        masks["no query sees its own token"] = _seen(scene, row, lead=-1, window=window)
+        masks["no causal mask"] = _seen(scene, row, lead=row.context_len)
     for name, seen in masks.items():
         yield name, Reading(own, own_heads, seen, scale)

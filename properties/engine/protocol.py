@@ -45,7 +45,8 @@ class StepBatch(NamedTuple):
 
     Per token: `input_ids` (-1 where the token is still on the device), `positions`, `slot_mapping`; per row and one more:
     `cu_seqlens_q`, `cu_seqlens_k`; per row: `context_lens` and `block_tables` (-1 = no block). Padding stands behind the
-    real entries. Without `block_tables`, attention reads only what the step itself computes, not the pool.
+    real entries. A step without `block_tables` reads only what it computes itself, not the pool, where other steps of the
+    engine have them; an adapter that gives none at all is not judged on them.
     """
 
     input_ids: Sequence[int] | None = None

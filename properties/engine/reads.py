@@ -63,11 +63,22 @@ def _report_misread(state: EngineState, request: Request, position: int, row: Ro
     """One wrong position breaks its own clause, CONTENT-1, and PREEMPT-1 for a request that came back."""
     verb = f"is read by the row [{row.start}, {row.stop}) in" if row else "reads"
     text = misread(state, request, position, request.slots[position], verb)
-    state.report(id, f"{text}{_why(request, row, id)}")
+    state.report(id, f"{text}{_why(request, row, id)}{_by_design(state, request, position, id)}")
     state.report("CONTENT-1", text)
     if request.away:
         state.report("PREEMPT-1", f"{text}. The request lost its blocks before ({request.away}) and has come back")
     request.verified = max(request.verified, row.stop)
+
+
+def _by_design(state: EngineState, request: Request, position: int, id: str) -> str:
+    """The declaration that would make a hit right on a block that another request is about to write."""
+    taker = state.taker.get(request.slots[position] // state.block_size)
+    if id != "HASH-2" or taker in (None, request.name) or taker not in state.requests:
+        return ""
+    return (
+        f". If request {taker} writes it in the same step, before {request.name} reads it, and that is by design, declare "
+        "same_step_sharing=True"
+    )
 
 
 def _why(request: Request, row: Row, id: str) -> str:

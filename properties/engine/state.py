@@ -50,7 +50,7 @@ class EngineState(State):
     `requests` are the live ones (the same as `live`). `ended` are the names that were live once. `from_host[block]` is the
     launch that filled the block from host memory, `taker[block]` the request that it was last handed to. `since_progress`
     counts steps since a token was told or the set of requests changed; `idle` the last empty steps in a row with nothing
-    in flight.
+    in flight. `tables_told`: some step of this trace came with block tables.
     """
 
     geometry: EngineGeometry
@@ -67,6 +67,7 @@ class EngineState(State):
         self.num_launched = 0
         self.since_progress = 0
         self.idle = 0
+        self.tables_told = False
         self.filling = False
         """The request that fills the pool is running: what blocks it now is a leak (ALLOC-5)."""
 
