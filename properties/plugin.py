@@ -224,7 +224,8 @@ def summary(results: Results) -> list[str]:
         "reached: " + ", ".join(f"{mark} {count}" for mark, count in sorted(tally.marks.items())),
     ]
     level = results.target.level
-    not_judged = [id for id in clauses_of(level) if id not in results.applicable and not id.startswith("CRASH")]
+    beside = results.applicable | {id for id, count in results.judged.items() if count}
+    not_judged = [id for id in clauses_of(level) if id not in beside and not id.startswith("CRASH")]
     if not_judged:
         lines.append("not judged (not offered, or not promised): " + ", ".join(not_judged))
     lines.append(f"this was a short look; `pagefault run -t {results.target.name} --time 10m` looks deeper")

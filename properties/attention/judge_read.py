@@ -268,8 +268,8 @@ def _leak(judge: Judge) -> str:
     case, clean = judge.case, {"poison_k": "zero", "poison_v": "zero", "padding": "zero"}
     sources = []
     for source, text in (
-        ("poison_k", f"keys of slots that the sequence does not own (here {case.poison_k})"),
-        ("poison_v", f"values of slots that the sequence does not own (here {case.poison_v})"),
+        ("poison_k", f"keys of slots that no query of the sequence may read (here {case.poison_k})"),
+        ("poison_v", f"values of slots that no query of the sequence may read (here {case.poison_v})"),
         ("padding", f"block-table entries behind the last block (here {case.padding})"),
     ):
         alone = replace(case, **{**clean, source: getattr(case, source)})
