@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
+from paged_impl.arguments import require_between, require_integer
 from paged_impl.block_pool import BlockPool
 from paged_impl.errors import OutOfBlocks, UnknownSequence
 from paged_impl.prefix_cache import NO_BLOCK, HashFn, PrefixCache, PrefixNode, Salt, salted
@@ -47,14 +48,16 @@ class BlockManager:
         num_sinks: int = 0,
         hash_fn: HashFn | None = None,
     ) -> None:
-        _at_least("num_blocks", num_blocks, 1)
-        _at_least("block_size", block_size, 1)
-        _at_least("num_host_blocks", num_host_blocks, 0)
-        _at_least("num_sinks", num_sinks, 0)
+        require_between("num_blocks", num_blocks, 1)
+        require_between("block_size", block_size, 1)
+        require_between("num_host_blocks", num_host_blocks, 0)
+        require_between("num_sinks", num_sinks, 0)
         if window is not None:
-            _at_least("window", window, 1)
+            require_between("window", window, 1)
         elif num_sinks:
             raise ValueError(f"num_sinks={num_sinks} has no effect without a window: set window, or num_sinks=0")
+        if hash_fn is not None and not callable(hash_fn):
+            raise ValueError(f"hash_fn={hash_fn!r}: it must be a function of bytes, like xxh64_digest")
         if hash_fn is not None and not isinstance(hash_fn(b""), bytes):
             raise ValueError(f"hash_fn returns {hash_fn(b'')!r}: it must turn bytes into bytes, like xxh64_digest")
         self.num_blocks = num_blocks
@@ -113,6 +116,7 @@ class BlockManager:
         Raises ValueError if `upto` is more than the sequence has, or the sequence is swapped out.
         """
         seq = self._resident(name)
+        require_integer("upto", upto)
         if not 0 <= upto <= len(seq.tokens):
             raise ValueError(f"upto={upto} is outside 0..{len(seq.tokens)}, the tokens of {name!r}: append first")
         if upto > seq.num_computed:
@@ -126,7 +130,7 @@ class BlockManager:
 
     def blocks_needed_append(self, name: Name, num_tokens: int) -> int:
         """By how many blocks `append` of that many would lower `num_free`, a copied tail included."""
-        _at_least("num_tokens", num_tokens, 0)
+        require_between("num_tokens", num_tokens, 0)
         return self._append_needs(self._resident(name), num_tokens)
 
     def can_append(self, name: Name, num_tokens: int) -> bool:
@@ -169,6 +173,7 @@ class BlockManager:
         Raises ValueError for a length outside 0..num_tokens(name), or one whose window is released in part.
         """
         seq = self._resident(name)
+        require_integer("num_tokens", num_tokens)
         if not 0 <= num_tokens <= len(seq.tokens):
             raise ValueError(f"num_tokens={num_tokens} is outside 0..{len(seq.tokens)}, the tokens of {name!r}")
         if self._num_sink_blocks < seq.num_passed > self._window_start(num_tokens):
@@ -365,6 +370,10 @@ class BlockManager:
 
     def _match(self, packed: "array[int]", salt: Salt) -> list[PrefixNode]:
         """The cached chain of a prompt without its last token, whose logits the caller needs."""
+        if not isinstance(salt, str | bytes | int | None):  # others may look equal, cut short, and are not
+            raise ValueError(
+                f"salt of type {type(salt).__name__}: give a str, bytes, int or None, for example a digest"
+            )
         if not self.enable_prefix_cache:
             return [self._cache.root]
         num_tokens = (len(packed) - 1) // self.block_size * self.block_size
@@ -423,6 +432,10 @@ class BlockManager:
         return [i for i in range(self._blocks_for(seq.num_computed)) if seq.table[i] != NO_BLOCK]
 
     def _check_new(self, name: Name) -> None:
+        try:
+            hash(name)
+        except TypeError:
+            raise _no_name(name) from None
         if name in self._sequences:
             raise ValueError(f"a sequence called {name!r} is live: free it first, or choose another name")
 
@@ -431,6 +444,8 @@ class BlockManager:
             return self._sequences[name]
         except KeyError:
             raise UnknownSequence(name) from None
+        except TypeError:
+            raise _no_name(name) from None
 
     def _resident(self, name: Name) -> SequenceState:
         seq = self._sequence(name)
@@ -450,6 +465,5 @@ def _require(needed: int, pool: BlockPool, space: Space = "device") -> None:
         raise OutOfBlocks(needed, pool.num_free, pool.num_evictable, space)
 
 
-def _at_least(name: str, value: int, limit: int) -> None:
-    if value < limit:
-        raise ValueError(f"{name}={value} is too small: give at least {limit}")
+def _no_name(name: object) -> ValueError:
+    return ValueError(f"sequence {name!r} cannot be a name: give something hashable, such as a str or an int")

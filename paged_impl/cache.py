@@ -17,15 +17,22 @@ Letters: T query tokens of a step, H query heads, G KV heads, D head dim, L laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from paged_impl.arguments import require_between, require_integer
 from paged_impl.backends import Backend, PoolShape, make_backend
 from paged_impl.block_manager import BlockManager, Copy
 from paged_impl.prefix_cache import HashFn, Salt
 from paged_impl.step import NO_BLOCK, Located, Name, Row, Step, build, independent
+
+_VERSIONS = itertools.count()
+"""One for all caches, so that a step of another cache is told apart."""
+MOST_SCALE = 1e30
+"""Scores must stay finite in float32."""
 
 
 class PagedKVCache:
@@ -56,10 +63,12 @@ class PagedKVCache:
         backend: str | Backend = "auto",
     ) -> None:
         for name, value in (("num_layers", num_layers), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)):
-            if value < 1:
-                raise ValueError(f"{name}={value} is too small: give at least 1")
-        if not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype}: KV is floating point")
+            require_between(name, value, 1)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError(f"dtype={dtype!r}: KV is floating point, give torch.float16 for example")
+        if not isinstance(backend, str | Backend):
+            raise ValueError(f"backend={backend!r}: give a name, or a Backend of your own")
+        place = _place(device)
         self.manager = BlockManager(
             num_blocks,
             block_size,
@@ -68,7 +77,6 @@ class PagedKVCache:
             window=window,
             hash_fn=hash_fn,
         )
-        place = torch.empty(0, device=device).device  # "cuda" becomes the current one, "cuda:0"
         self.shape = PoolShape(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype, place)
         self.backend = make_backend(backend, place) if isinstance(backend, str) else backend
         self.backend.check(self.shape)
@@ -87,7 +95,7 @@ class PagedKVCache:
             pin_memory=place.type == "cuda",
         )
         self.on_copies: Callable[[Sequence[Copy]], None] | None = None
-        self._version = 0
+        self._version = next(_VERSIONS)
 
     # ---- the life of a sequence
 
@@ -144,11 +152,11 @@ class PagedKVCache:
         `pad_to` adds tokens that belong to no row (slot -1) up to that number, for fixed batch shapes. The step holds until a
         table changes. Raises ValueError for a row that does not start where the sequence's computed tokens end.
         """
-        return self._build([self._row_to_write(row) for row in rows], pad_to, writes=True)
+        return self._build([self._row_to_write(row) for row in _listed(rows)], pad_to, writes=True)
 
     def plan_query(self, rows: Sequence[Name | Row], *, pad_to: int = 0) -> Step:
         """A step that reads positions computed before, and writes nothing: the last one of a named sequence, or a `Row`."""
-        return self._build([self._row_to_read(row) for row in rows], pad_to, writes=False)
+        return self._build([self._row_to_read(row) for row in _listed(rows)], pad_to, writes=False)
 
     def write(self, layer: int, key: Tensor, value: Tensor, step: Step) -> None:
         """Store key and value `[T + padding, G, D]` of the step's tokens in one layer."""
@@ -168,16 +176,16 @@ class PagedKVCache:
         `scale` is `D ** -0.5` unless given. Padding gives zeros. Modifies nothing.
         """
         self._check_step(layer, step)
-        num_heads = query.shape[1] if query.dim() == 3 else 0
+        num_heads = query.shape[1] if isinstance(query, Tensor) and query.dim() == 3 else 0
         if num_heads < 1 or num_heads % self.shape.num_kv_heads:
             raise ValueError(
-                f"query.shape={tuple(query.shape)}: expected [tokens, heads, head dim] with a multiple of the "
+                f"query.shape={_shape(query)}: expected [tokens, heads, head dim] with a multiple of the "
                 f"{self.shape.num_kv_heads} KV heads"
             )
         self._check_tensor("query", query, (step.num_tokens + step.num_padding, num_heads, self.shape.head_dim))
         scale = self.shape.head_dim**-0.5 if scale is None else scale
-        if not scale > 0:
-            raise ValueError(f"scale={scale}: expected a positive number")
+        if not isinstance(scale, int | float) or not 0 < scale < MOST_SCALE:
+            raise ValueError(f"scale={scale!r}: expected a positive number below {MOST_SCALE:g}")
         out = self._attend(self.layer(layer), query[: step.num_tokens], step, scale)
         return out if not step.num_padding else torch.cat([out, out.new_zeros(step.num_padding, *out.shape[1:])])
 
@@ -195,6 +203,7 @@ class PagedKVCache:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, `[B, P, G, D]` each: views of the pools."""
+        self._check_layer(layer)
         return self.pools[0, layer], self.pools[1, layer]
 
     # ---- parts
@@ -215,6 +224,7 @@ class PagedKVCache:
         computed, length = self.manager.num_computed(name), self.manager.num_tokens(name)
         if not isinstance(row, Row):
             row = Row(name, computed, length)
+        _check_bounds(row)
         if row.start != computed:
             raise ValueError(
                 f"row [{row.start}, {row.stop}) of {name!r}: {computed} tokens are computed, so the next row starts there. "
@@ -231,6 +241,7 @@ class PagedKVCache:
         computed = self.manager.num_computed(name)
         if not isinstance(row, Row):
             row = Row(name, computed - 1, computed)
+        _check_bounds(row)
         if not 0 <= row.start < row.stop <= computed:
             raise ValueError(
                 f"row [{row.start}, {row.stop}) of {name!r} does not lie in its {computed} computed tokens"
@@ -243,6 +254,7 @@ class PagedKVCache:
         return row
 
     def _build(self, rows: Sequence[Row], pad_to: int, *, writes: bool) -> Step:
+        require_between("pad_to", pad_to, 0)
         names = [row.name for row in rows]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -260,7 +272,7 @@ class PagedKVCache:
 
     def _changed(self) -> None:
         """Tables may have changed: perform the copies that are due, and let steps that were planned before lapse."""
-        self._version += 1
+        self._version = next(_VERSIONS)
         copies = self.manager.take_copies()
         if not copies:
             return
@@ -273,21 +285,54 @@ class PagedKVCache:
         if self.on_copies is not None:
             self.on_copies(copies)
 
-    def _check_step(self, layer: int, step: Step) -> None:
+    def _check_layer(self, layer: int) -> None:
+        require_integer("layer", layer)
         if not 0 <= layer < self.shape.num_layers:
             raise ValueError(f"layer={layer} is outside 0..{self.shape.num_layers - 1}")
+
+    def _check_step(self, layer: int, step: Step) -> None:
+        self._check_layer(layer)
+        if not isinstance(step, Step):
+            raise ValueError(f"step={step!r}: expected what plan() or plan_query() returned")
         if step.version != self._version:
             raise ValueError(
-                f"this step was planned {self._version - step.version} changes ago (admit, append, fork, truncate, free, swap, "
-                "commit): its slots may belong to others by now. Plan again"
+                "this step was planned before the last change (admit, append, fork, truncate, free, swap, commit), or by "
+                "another cache: its slots may belong to others by now. Plan again"
             )
 
     def _check_tensor(self, name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-        if tuple(tensor.shape) != expected:
-            raise ValueError(f"{name}.shape={tuple(tensor.shape)}: expected {expected} for this step")
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != expected:
+            raise ValueError(f"{name}.shape={_shape(tensor)}: expected {expected} for this step")
         if tensor.dtype != self.shape.dtype:
             raise ValueError(f"{name}.dtype={tensor.dtype}: the cache holds {self.shape.dtype}; convert it first")
         if tensor.device != self.shape.device:
             raise ValueError(f"{name}.device={tensor.device}: the cache is on {self.shape.device}; move it first")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name}.layout={tensor.layout}: expected a dense tensor (torch.strided)")
         if tensor.numel() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ValueError(f"{name}.stride(-1)={tensor.stride(-1)}: the last dimension must be dense (stride 1)")
+
+
+def _place(device: torch.device | str) -> torch.device:
+    """The device itself: "cuda" becomes the current one, "cuda:0". Raises ValueError where there is none."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"device={device!r}: {reason}. Give cpu, or a device that torch sees here") from error
+
+
+def _listed(rows: object) -> list[Name | Row]:
+    """The rows of a step. Raises ValueError for one name instead of a list."""
+    if isinstance(rows, str | bytes | Row) or not isinstance(rows, Iterable):
+        raise ValueError(f"rows={rows!r}: expected a list of names or rows, such as [{rows!r}]")
+    return list(rows)
+
+
+def _check_bounds(row: Row) -> None:
+    require_integer(f"start of the row of {row.name!r}", row.start)
+    require_integer(f"stop of the row of {row.name!r}", row.stop)
+
+
+def _shape(tensor: object) -> object:
+    return tuple(tensor.shape) if isinstance(tensor, Tensor) else f"{type(tensor).__name__} is no tensor"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -165,6 +166,15 @@ def test_a_refused_append_changes_nothing() -> None:
         ({"block_size": 0}, "block_size=0"),
         ({"num_host_blocks": -1}, "num_host_blocks=-1"),
         ({"window": 0}, "window=0"),
+        ({"num_blocks": 1.5}, r"num_blocks=1\.5: expected a whole number"),
+        ({"num_blocks": 2**63}, "num_blocks=9223372036854775808 is too large"),
+        ({"block_size": "4"}, "block_size='4': expected a whole number"),
+        ({"num_host_blocks": None}, "num_host_blocks=None"),
+        ({"window": True}, "window=True"),
+        ({"dtype": "float32"}, "dtype='float32': KV is floating point"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"hash_fn": 3}, "hash_fn=3"),
+        ({"backend": None}, "backend=None"),
         ({"dtype": torch.int8}, "dtype=torch.int8"),
         ({"backend": "tritn"}, r"backend='tritn': known are 'auto', 'triton'"),
         ({"backend": "torch-varlen", "dtype": torch.float16}, "device=cpu: backend='torch-varlen' runs on CUDA only"),
@@ -209,7 +219,10 @@ REFUSALS: dict[str, tuple[Callable[[PagedKVCache, Step], object], str]] = {
         r"reads computed positions: use plan\(\) to write",
     ),
     "an unknown sequence": (lambda c, s: c.plan(["z"]), r"'z'"),
-    "a step of before": (lambda c, s: (c.admit("b", [1]), c.write(0, *qkv(5)[1:], s)), r"planned 1 changes ago"),
+    "a step of before": (
+        lambda c, s: (c.admit("b", [1]), c.write(0, *qkv(5)[1:], s)),
+        r"planned before the last change",
+    ),
     "a step that was committed": (lambda c, s: (compute(c, s), c.attend(0, qkv(5)[0], s)), r"Plan again"),
 }
 
@@ -221,6 +234,78 @@ def test_a_call_that_is_refused(what: str) -> None:
 
     with pytest.raises((ValueError, KeyError), match=message):
         call(cache, step)
+
+
+def everything(cache: PagedKVCache) -> tuple[object, ...]:
+    """All that a call could change."""
+    m, names = cache.manager, ("a", "b", "s")
+    rows = [(m.tokens(n), m.table(n), m.host_table(n), m.num_computed(n)) for n in names]
+    bits = [pool.view(torch.int32).clone().tolist() for pool in (cache.pools, cache.host_pools)]
+    return rows, m.free_blocks(), m.cached_blocks(), m.num_free_host, m.num_copies, bits
+
+
+NOT_NUMBERS = (1.5, "1", None, True, [1], torch.tensor(1))
+NOT_TENSORS = (None, 3, [1.0], np.zeros((5, 2, 16), np.float32))
+BAD_CALLS: dict[str, tuple[Callable[[PagedKVCache, Step], object], str]] = {
+    **{f"truncate to {x!r}": (lambda c, s, x=x: c.truncate("a", x), "num_tokens=") for x in (*NOT_NUMBERS, -1, 99)},
+    **{f"pad to {x!r}": (lambda c, s, x=x: c.plan(["b"], pad_to=x), "pad_to=") for x in (*NOT_NUMBERS, -1, 2**31)},
+    **{f"row from {x!r}": (lambda c, s, x=x: c.plan([Row("b", x, 5)]), "start of the row of 'b'=") for x in NOT_NUMBERS},
+    **{f"row to {x!r}": (lambda c, s, x=x: c.plan_query([Row("a", 0, x)]), "stop of the row") for x in NOT_NUMBERS},
+    **{f"layer {x!r}": (lambda c, s, x=x: c.layer(x), "layer=") for x in (*NOT_NUMBERS, -1, 2)},
+    **{f"write to {x!r}": (lambda c, s, x=x: c.write(x, *qkv(5)[1:], s), "layer=") for x in (*NOT_NUMBERS, -1, 2)},
+    **{f"keys {x!r}": (lambda c, s, x=x: c.write(0, x, qkv(5)[2], s), r"key\.shape=") for x in NOT_TENSORS},
+    **{f"values {x!r}": (lambda c, s, x=x: c.write(0, qkv(5)[1], x, s), r"value\.shape=") for x in NOT_TENSORS},
+    **{f"query {x!r}": (lambda c, s, x=x: c.attend(0, x, s), r"query\.shape=") for x in NOT_TENSORS},
+    **{
+        f"scale {x!r}": (lambda c, s, x=x: c.attend(0, qkv(5)[0], s, scale=x), "scale=")
+        for x in (0, -1.0, float("nan"), float("inf"), "1", 10**400)
+    },
+    **{f"step {x!r}": (lambda c, s, x=x: c.commit(x), "step=") for x in (None, 3, "s")},
+    **{f"salt {x!r}": (lambda c, s, x=x: c.admit("n", [1], x), "salt of type") for x in (1.5, [1], torch.zeros(2000))},
+    **{f"tokens {x!r}": (lambda c, s, x=x: c.append("a", x), "tokens|token") for x in ("ab", [None], [2**63], 3, [])},
+    **{f"rows {x!r}": (lambda c, s, x=x: c.plan(x), "rows=") for x in ("b", None, 3, Row("b", 0, 5))},
+    **{
+        f"{method} with a name that is none": (lambda c, s, m=method, a=more: getattr(c, m)([1], *a), "cannot be a name")
+        for method, more in (
+            ("admit", ([1],)), ("append", ([1],)), ("fork", ("n",)), ("truncate", (0,)), ("free", ()), ("preempt", ()),
+            ("swap_out", ()), ("swap_in", ()),
+        )
+    },
+    "a fork to no name": (lambda c, s: c.fork("a", {}), "cannot be a name"),
+    "sparse keys": (lambda c, s: c.write(0, qkv(5)[1].to_sparse(), qkv(5)[2], s), r"key\.layout=torch\.sparse_coo"),
+    "a swap of what is swapped": (lambda c, s: c.swap_out("s"), "is swapped out"),
+    "a swap of what is here": (lambda c, s: c.swap_in("a"), "is not swapped out"),
+    "a second end": (lambda c, s: c.free("z"), "no sequence is called 'z'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_CALLS)
+def test_a_refused_call_says_what_and_changes_nothing(what: str) -> None:
+    cache = make(num_host_blocks=4)
+    cache.pools.zero_(), cache.host_pools.zero_()
+    for name in ("a", "s"):
+        cache.admit(name, range(5))
+        compute(cache, cache.plan([name]))
+    cache.swap_out("s")
+    cache.admit("b", range(20, 25))
+    step, before = cache.plan(["b"]), everything(cache)
+    call, message = BAD_CALLS[what]
+
+    with pytest.raises((ValueError, KeyError), match=message):
+        call(cache, step)
+
+    assert everything(cache) == before
+    compute(cache, step)  # the step still holds
+
+
+def test_a_step_of_another_cache_is_refused() -> None:
+    """Even of one with the very same history."""
+    (one, _), (_, step) = planned(), planned()
+    keys, values = qkv(5)[1:]
+
+    for call in (lambda: one.write(0, keys, values, step), lambda: one.commit(step)):
+        with pytest.raises(ValueError, match="or by another cache"):
+            call()
 
 
 @pytest.mark.parametrize(
