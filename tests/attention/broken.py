@@ -32,7 +32,7 @@ class Broken(PlainTorch):
 class NoValueMask(Broken):
     """Whole blocks are loaded, scores masked, values not: 0 x NaN (vllm#641, flash-attention#2374)."""
 
-    breaks, clue = "READ-2", "values of slots that the sequence does not own"
+    breaks, clue = "READ-2", "values of slots that no query of the sequence may read"
 
     def _attend(self, pool: Pool, batch: Batch, table: Tensor, rows: slice, context_len: int) -> tuple[Tensor, Tensor]:
         size = batch.block_size
@@ -52,7 +52,7 @@ class NoValueMask(Broken):
 class MaskIsAdded(NoValueMask):
     """The mask is added to the scores: NaN + -inf is NaN (Wan2GP, bugs NUMR-09)."""
 
-    breaks, clue = "READ-2", "keys of slots that the sequence does not own"
+    breaks, clue = "READ-2", "keys of slots that no query of the sequence may read"
 
     def _attend(self, pool: Pool, batch: Batch, table: Tensor, rows: slice, context_len: int) -> tuple[Tensor, Tensor]:
         size = batch.block_size

@@ -60,7 +60,7 @@ def test_unmasked_values_are_caught_by_poison_where_a_target_may_load_them() -> 
     findings = judge(target, CASE).findings
 
     assert [finding.property for finding in findings] == ["READ-2"]
-    assert "values of slots that the sequence does not own (here nan)" in findings[0].message
+    assert "values of slots that no query of the sequence may read (here nan)" in findings[0].message
 
 
 def test_the_guard_names_the_line_of_the_kernel() -> None:
