@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 
 from fuzz import messages
-from fuzz.isolate import BEAT, Emit, Ended, in_fork
+from fuzz.isolate import BEAT, Emit, Ended
+from fuzz.own_error import in_guarded_fork
 from properties.case import Case
 from properties.drive import drive
 from properties.levels import LevelSpec
+from properties.report import operation_in_words
 from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, MUST_RETURN, Verdict, run_trace
@@ -31,9 +33,9 @@ def call_limit(spec: LevelSpec, limit_s: float) -> float:
 
 
 def replay(target: Target, case: Case, limit_s: float) -> messages.Judged:
-    """Judge a case in a fork. No operation may take longer than `limit_s`."""
+    """Judge a case in a fork. No operation may take longer than `limit_s`. Raises `OwnError` and `UsageError`."""
     spec = spec_of(target.level)
-    ended = in_fork(lambda emit: _replay(spec, target, case, emit), limit_s=limit_s)
+    ended = in_guarded_fork(lambda emit: _replay(spec, target, case, emit), limit_s=limit_s)
     step = min(ended.beats, len(case.operations))
     if ended.failed:
         how = ended.died or f"it did not return within {limit_s:g} s"
@@ -94,7 +96,7 @@ class _Watch:
             if outcome == "refused" or (outcome == "illegal" and names & self._refused):
                 self._refused |= names
             elif outcome == "illegal" and not self.illegal:
-                self.illegal = f"step {referee.state.step} ({operation.kind}) has no meaning: {reason or 'unknown'}"
+                self.illegal = f"step {referee.state.step} ({kind_of(operation)}) has no meaning: {reason or 'unknown'}"
             return outcome
 
         referee.apply = watched
@@ -119,7 +121,7 @@ def run_in_fork(
             )
         _emit_broken(spec, target, case.geometry, case.operations, emit)
 
-    return in_fork(work, limit_s=limit_s)
+    return in_guarded_fork(work, limit_s=limit_s)
 
 
 def _emit_broken(spec: LevelSpec, target: Target, geometry: Any, operations: Sequence[Any], emit: Emit) -> None:
@@ -149,4 +151,17 @@ def crash_message(operations: Sequence[Any], how: str) -> str:
     """The explanation of CRASH-2 for a trace whose last operation was begun and never ended."""
     if not operations:
         return f"open: {how}"
-    return f"{operations[-1].kind} of {getattr(operations[-1], 'name', 'everything')}: {how}"
+    return f"{call_in_words(operations[-1])}: {how}"
+
+
+def kind_of(operation: Any) -> str:
+    """The kind of an operation, of whatever level: "append", "read"."""
+    return str(operation.__struct_config__.tag)
+
+
+def call_in_words(operation: Any) -> str:
+    """An operation in a few words: `append of A`; one without a name, of tensors, whole."""
+    kind = kind_of(operation)
+    if kind in ("read", "store", "copy_blocks"):
+        return operation_in_words(operation)
+    return f"{kind} of {getattr(operation, 'name', 'everything')}"

@@ -17,8 +17,9 @@ from fuzz.case_in_fork import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.check_repeat import repeat
 from fuzz.check_static import static_problems
 from fuzz.check_where import Whereabouts, driven, failed
-from fuzz.isolate import BEAT, Emit, in_fork
+from fuzz.isolate import BEAT, Emit
 from fuzz.making import signs_of_life
+from fuzz.own_error import in_guarded_fork
 from fuzz.seeds import case_seed
 from properties import remedies
 from properties.blame import last_lines, passes, said
@@ -54,7 +55,7 @@ def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
 def _in_fork(
     work: Callable[[Emit], None], limit_s: float, where: Whereabouts, imported: list[str] | None = None
 ) -> messages.Checked:
-    ended = in_fork(work, limit_s=limit_s)
+    ended = in_guarded_fork(work, limit_s=limit_s)
     problems = failed(ended, limit_s, where)
     if problems:
         return messages.Checked(problems=problems)

@@ -12,7 +12,8 @@ import xxhash
 from fuzz import messages
 from fuzz.case_in_fork import MADE_WRONG
 from fuzz.check_where import Whereabouts, driven, failed
-from fuzz.isolate import Emit, in_fork
+from fuzz.isolate import Emit
+from fuzz.own_error import in_guarded_fork
 from fuzz.seeds import case_seed
 from properties.declared import Problem
 from properties.levels import LevelSpec
@@ -78,7 +79,7 @@ def digests(
             found.append(watch.digest())
         emit(msgspec.json.encode(found))
 
-    ended = in_fork(work, limit_s=limit_s)
+    ended = in_guarded_fork(work, limit_s=limit_s)
     problems = failed(ended, limit_s, where)
     if problems:
         raise _Failed(problems)

@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
-from fuzz.case_in_fork import MADE_WRONG, NO_LIMIT_S
+from fuzz.case_in_fork import MADE_WRONG, NO_LIMIT_S, call_in_words
 from fuzz.isolate import BEAT, Emit, Ended
 from properties.declared import Problem
 from properties.drive import drive
@@ -55,6 +55,6 @@ def driven(spec: LevelSpec, make: Callable[[], Any], seed: int, where: Whereabou
         seed,
         tolerate=EVERYTHING,
         opened=lambda geometry: next_call(f"open({geometry}), or the first look at its pool"),
-        before=lambda op: next_call(f"{op.kind} of {getattr(op, 'name', 'everything')}"),
+        before=lambda op: next_call(call_in_words(op)),
         limit_s=NO_LIMIT_S,
     )

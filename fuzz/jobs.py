@@ -9,6 +9,7 @@ from fuzz.case_in_fork import MADE_WRONG, call_limit, fails_with, replay, run_in
 from fuzz.check import check
 from fuzz.isolate import BEAT, Emit, Ended, in_fork
 from fuzz.making import signs_of_life
+from fuzz.own_error import OwnError
 from fuzz.shrinking import Minimiser
 from properties.blame import clean, last_lines, said
 from properties.case import Case, decode
@@ -25,6 +26,13 @@ LEAK_TRIES = 6
 
 def perform(target: Target, command: messages.Command) -> messages.Message:
     """Do one job. Raises `UsageError`."""
+    try:
+        return _perform(target, command)
+    except OwnError as error:
+        return messages.Unusable(why="internal", message=str(error))
+
+
+def _perform(target: Target, command: messages.Command) -> messages.Message:
     if isinstance(command, messages.Replay):
         return replay(target, _case(target, command.case), call_limit(spec_of(target.level), command.limit_s))
     if isinstance(command, messages.Confirm):

@@ -135,6 +135,23 @@ def strayed(error: BaseException) -> bool:
     return _is_theirs(last) and not last.startswith(_STDLIB) and "site-packages" not in last
 
 
+_LIBRARIES = ("/site-packages/torch/", "/site-packages/numpy/", "/site-packages/msgspec/")
+"""What we call ourselves."""
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an error is pagefault's own: raised by a line of ours, or by a library that a line of ours called.
+
+    Never that of a machine which has no room or no files left.
+    """
+    if isinstance(error, OSError | MemoryError | RecursionError):
+        return False
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    files = [file for file in files if not any(library in file for library in _LIBRARIES)]
+    files = [file for file in files if not file.startswith(f"{_STDLIB}/") or "site-packages" in file]
+    return bool(files) and not _is_theirs(files[-1])
+
+
 def last_lines(error: BaseException, most: int = 3) -> str:
     """Where an exception came from, innermost last: `file.py:12 in take; file.py:40 in allocate`."""
     frames = list(traceback.extract_tb(error.__traceback__))
