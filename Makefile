@@ -23,4 +23,4 @@ lint: install
 
 test: install lint
 	$(BIN)/python -m pytest properties
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile

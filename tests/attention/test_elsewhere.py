@@ -123,13 +123,11 @@ def judged(file: Path, name: str) -> elsewhere.Results:
 
 
 def test_the_verdicts_are_those_of_judging_here(file: Path) -> None:
-    right, wrong = judged(file, "Right"), judged(file, "Zeros")
+    right = judged(file, "Right")
     here = judge_target(*effort_for(load(f"{file}:Right"), "pagefault-dev", "cpu"), Ledger(), [])
 
     assert (right.findings, right.ended) == ({}, None)
     assert (set(right.judged), right.marks, right.applicable) == (set(here.judged), here.marks, here.applicable)
-    assert "READ-1" in wrong.findings
-    assert wrong.ended is None
 
 
 def test_a_death_is_a_finding_with_the_operation_that_led_to_it(file: Path) -> None:
