@@ -20,8 +20,14 @@ _TEMPLATE = '''"""{property} does not hold for {shown}: {clause}.
 Run it with pytest, from any folder. It fails while the fault is there. Written by `pagefault show --as-test`.
 """
 
-from {module} import {names}
-from properties.stand_alone import check_trace
+try:
+    from {module} import {names}
+    from properties.stand_alone import check_trace
+except ImportError as error:
+    raise ImportError(
+        f"{{error}}. This file needs pagefault, and its `properties` instead of a properties.py or folder of that name "
+        "beside this file: move the file, or run pytest --import-mode=importlib"
+    ) from error
 
 TARGET = {target!r}
 GEOMETRY = {geometry}

@@ -125,8 +125,11 @@ class Child:
         self.process.stdout.close()
 
 
-_MAIN = "import sys; sys.path.append(sys.argv.pop(1)); from fuzz.worker import main; main()"
-"""Finds this very pagefault last of all on the path, so that a checkout that is not installed runs too."""
+OURS_FIRST = (
+    "import sys; root = sys.argv.pop(1); sys.path.insert(0, root); import fuzz; sys.path.append(sys.path.pop(0)); "
+)
+"""Finds this very pagefault first, then leaves its folder last of all on the path: no folder hides us, and we hide nothing."""
+_MAIN = OURS_FIRST + "from fuzz.worker import main; main()"
 
 
 def _command(target: str, device: str, commands: int, replies: int) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import xxhash
 
 from fuzz.campaign import Campaign
 from fuzz.campaign_state import Finding, Options
@@ -24,6 +25,13 @@ from properties.case import fingerprint, read
 from properties.contract import UsageError
 
 
+class KnownFailures(msgspec.Struct, frozen=True):
+    """The ledger that a campaign was started with: its absolute path, and what was in it, as a hash."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    xxh64: str
+
+
 class _Options(msgspec.Struct):
     """campaign.json."""
 
@@ -31,6 +39,7 @@ class _Options(msgspec.Struct):
     chosen: bool
     seed: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEED)]
     corpus: Annotated[str, msgspec.Meta(min_length=1)]
+    known_failures: KnownFailures | None = None
 
 
 class _State(msgspec.Struct):
@@ -52,6 +61,7 @@ class Saved:
     elapsed_s: float
     tallies: dict[str, Tally]
     damaged: tuple[Damaged, ...] = ()
+    known_failures: KnownFailures | None = None
 
     @property
     def forgot_targets(self) -> bool:
@@ -59,10 +69,37 @@ class Saved:
         return any(error.path.name == "campaign.json" for error in self.damaged)
 
 
-def save_options(folder: Folder, options: Options) -> None:
-    """Write what a resumed campaign needs. Raises `DiskError`."""
+def save_options(folder: Folder, options: Options, ledger: Path | None = None) -> None:
+    """Write what a resumed campaign needs. `ledger` is the user's, where there is one. Raises `DiskError`."""
     corpus = str(folder.corpus_root.absolute())
-    folder.write("campaign.json", _Options(list(options.targets), options.chosen, options.seed, corpus))
+    known = KnownFailures(str(ledger.absolute()), _hash(ledger)) if ledger is not None else None
+    folder.write("campaign.json", _Options(list(options.targets), options.chosen, options.seed, corpus, known))
+
+
+def saved_ledger(saved: Saved, tell: Callable[[str], None]) -> Path | None:
+    """The ledger that the campaign was started with, None for the shipped one; a change since then is told.
+
+    Raises `UsageError` where it is gone: what it covers would be new findings.
+    """
+    known = saved.known_failures
+    if known is None:
+        return None
+    path = Path(known.path)
+    if not path.is_file():
+        raise UsageError(
+            f"--resume {saved.path}: the ledger that the campaign was started with, {path}, is gone: bring it back, or give "
+            "another with --known-failures"
+        )
+    if _hash(path) != known.xxh64:
+        tell(f"the ledger {path} was changed since the campaign was started; it holds as it is now")
+    return path
+
+
+def _hash(path: Path) -> str:
+    try:
+        return xxhash.xxh64_hexdigest(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read the known failures {path}: {error.strerror}") from None
 
 
 def read_saved(text: str, targets: tuple[str, ...] = ()) -> Saved:
@@ -83,6 +120,7 @@ def read_saved(text: str, targets: tuple[str, ...] = ()) -> Saved:
         state.elapsed_s,
         state.targets,
         tuple(damaged),
+        options.known_failures,
     )
 
 
@@ -173,4 +211,4 @@ def _take_finding(campaign: Campaign, path: Path) -> None:
     run.tolerate.add(case.property)
 
 
-__all__ = ["Saved", "read_saved", "save_options", "start_again"]
+__all__ = ["Saved", "read_saved", "save_options", "saved_ledger", "start_again"]

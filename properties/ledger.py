@@ -1,7 +1,8 @@
 """Known failures: what was found, looked at and reported. They are still run, minimised and counted, but break no build.
 
 An entry names one fault: a target, the clause, and the fingerprints of its minimised traces; without fingerprints it covers
-every case of that clause of that target. It must say where it is tracked, and no entry may cover our own targets: a fault of ours is mended, not noted.
+every case of that clause of that target. It must say where it is tracked, and no entry may cover our own targets: a fault
+of ours is mended, not noted.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Ledger:
 
     def expired(self, targets: set[str]) -> list[Entry]:
         """Entries of these targets that no finding matched: fixed upstream, or no longer reached."""
-        return [entry for entry, count in self.matches.items() if not count and entry.target in targets]
+        spelt = {_spelt(target) for target in targets}
+        return [entry for entry, count in self.matches.items() if not count and _spelt(entry.target) in spelt]
 
 
 def read_ledger(path: Path | None) -> Ledger:

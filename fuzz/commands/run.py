@@ -16,7 +16,7 @@ from fuzz.folder import DiskError, Folder, default_path
 from fuzz.outcome import as_json as outcome_json
 from fuzz.outcome import exit_code
 from fuzz.output import Json, note, say
-from fuzz.resume import Saved, read_saved, save_options, start_again
+from fuzz.resume import Saved, read_saved, save_options, saved_ledger, start_again
 from properties.contract import UsageError
 from properties.ledger import read_ledger
 
@@ -40,7 +40,8 @@ def command(
     out: Annotated[str | None, typer.Option(help="Folder. Default: pagefault-out/TARGETS-DATE-TIME.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with the campaign in this folder.")] = None,
     known_failures: Annotated[
-        str | None, typer.Option(help="Ledger of known failures, instead of the shipped one.")
+        str | None,
+        typer.Option(help="Ledger of known failures, instead of the shipped one; --resume keeps it."),
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first new finding.")] = False,
     call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
@@ -49,7 +50,7 @@ def command(
     """Fuzz targets: draw operations, judge every step, keep each broken clause as a small case that replays."""
     saved = read_saved(resume, tuple(target or ())) if resume is not None else None
     options = _options(saved, target, time, cases, workers, device, seed, fail_fast, call_limit)
-    known = values.existing_file(known_failures, "--known-failures") if known_failures is not None else None
+    known = _ledger_file(saved, known_failures)
     ledger = read_ledger(known)
     folder = _folder(saved, out, options)
     try:
@@ -62,7 +63,7 @@ def command(
     try:
         if saved is not None:
             start_again(campaign, saved, note)
-        save_options(folder, options)
+        save_options(folder, options, known)
     except DiskError as error:
         if saved is None:
             folder.remove_if_empty()
@@ -123,6 +124,12 @@ def _options(
         fail_fast=fail_fast,
         limit_s=values.seconds(call_limit, "--call-limit", longest_s=3600.0),
     )
+
+
+def _ledger_file(saved: Saved | None, known_failures: str | None) -> Path | None:
+    if known_failures is not None:
+        return values.existing_file(known_failures, "--known-failures")
+    return saved_ledger(saved, note) if saved is not None else None
 
 
 def _seconds(time: str | None) -> float:

@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
+import fuzz
+from fuzz.child import OURS_FIRST
 from fuzz.folder import ROOT
 from fuzz.output import Json, note, say
 
 _MAIN = (
-    "import sys, pathlib, pytest; ended = pathlib.Path(sys.argv.pop(1)); code = pytest.main(sys.argv[1:]); "
+    OURS_FIRST + "import pathlib, pytest; ended = pathlib.Path(sys.argv.pop(1)); code = pytest.main(sys.argv[1:]); "
     "ended.touch(); sys.exit(code)"
 )
 """pytest, and a mark that it came to its end: a target that calls `os._exit(0)` must not pass for a green run."""
@@ -38,7 +40,7 @@ def command(
         arguments = [*_base(), *chosen, *ctx.args, *([f"--junit-xml={report}"] if json_ else [])]
         ended = Path(scratch) / "ended"
         finished = subprocess.run(
-            [sys.executable, "-c", _MAIN, str(ended), *arguments],
+            [sys.executable, "-P", "-c", _MAIN, str(Path(fuzz.__file__).parent.parent), str(ended), *arguments],
             check=False,
             stdout=sys.stderr if json_ else None,
             env=_environment(),

@@ -14,7 +14,7 @@ from fuzz.faults import all_faults
 from properties import ledger
 from properties.contract import UsageError
 from properties.targets import BUILTIN
-from tests.fuzz.helpers import pagefault
+from tests.fuzz.helpers import bad, pagefault
 
 ENTRY: dict[str, Any] = {
     "target": "torch-flex",
@@ -75,6 +75,36 @@ def test_an_entry_without_fingerprints_covers_any_case_of_its_clause_and_target(
     assert known.find("torch-flex", "CONTENT-1", "1" * 16, "2.14.0") is None
     assert known.find("torch-flex", "CONTENT-1", "1" * 16, "2.13.0")
     assert known.expired({"torch-flex"}) == []
+
+
+def test_a_resumed_campaign_keeps_its_ledger(tmp_path: Path) -> None:
+    """A changed file is said, a missing one is asked for, another one may be given instead."""
+    entry = {**ENTRY, "target": bad("Boasts"), "property": "ALLOC-4P", "fingerprints": [], "versions": []}
+    mine = _file(tmp_path / "mine.json", entry)
+    run = ["run", "-t", bad("Boasts"), "--cases", 60, "--seed", 2, "--out", "out"]
+    again = ["run", "--resume", "out", "--cases", 61]
+    first = pagefault(*run, "--known-failures", "mine.json", cwd=tmp_path)
+    same = pagefault(*again, cwd=tmp_path)
+    _file(mine, {**entry, "note": "changed"})
+    changed = pagefault(*again, cwd=tmp_path)
+    mine.unlink()
+    gone = pagefault(*again, cwd=tmp_path)
+    other = pagefault(
+        *again, "--known-failures", _file(tmp_path / "o.json", {**entry, "property": "REF-1"}), cwd=tmp_path
+    )
+
+    assert [done.code for done in (first, same, changed, gone, other)] == [0, 0, 0, 2, 1], other.err
+    assert "tracker: issue 1" in same.out
+    assert "was changed since" not in same.err
+    assert f"the ledger {mine} was changed since the campaign was started" in changed.err
+    assert f"the ledger that the campaign was started with, {mine}, is gone" in gone.err
+
+
+def test_a_file_target_is_met_however_it_is_spelt(tmp_path: Path) -> None:
+    known = ledger.read_ledger(_file(tmp_path / "l.json", {**ENTRY, "target": "mine.py:T"}))
+
+    assert len(known.expired({"/elsewhere/mine.py:T"})) == 1
+    assert known.expired({"/elsewhere/other.py:T"}) == []
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_as_test_needs_no_more_than_its_own_file(leaky_case: Path, tmp_path: Pat
     case = _edited(leaky_case, findings / "c.json", lambda fields: fields.update(target="mine.py:Leaky"))
     done = pagefault("show", case, "--as-test", cwd=elsewhere)
     (elsewhere / "test_it.py").write_text(done.out)
-    imports = [line for line in done.out.splitlines() if line.startswith(("from", "import"))]
+    imports = [line.strip() for line in done.out.splitlines() if line.strip().startswith(("from ", "import "))]
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", elsewhere, elsewhere]
     ran = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
 
