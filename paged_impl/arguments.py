@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 
 MOST = 2**31 - 1
 """Block ids and lengths are 32 bits wide in the tables that kernels read."""
@@ -21,3 +21,9 @@ def require_between(name: str, value: int, least: int, most: int = MOST) -> None
         raise ValueError(f"{name}={value} is too small: give at least {least}")
     if value > most:
         raise ValueError(f"{name}={value} is too large: give at most {most}")
+
+
+def is_below(value: object, most: float) -> bool:
+    """Whether it is a number whose size is below `most`. NaN is not."""
+    size: object = abs(value) if isinstance(value, Real) else most
+    return size < most  # type: ignore[operator]

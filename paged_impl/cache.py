@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from paged_impl.arguments import require_between, require_integer
+from paged_impl.arguments import is_below, require_between, require_integer
 from paged_impl.backends import Backend, PoolShape, make_backend
 from paged_impl.block_manager import BlockManager, Copy
 from paged_impl.prefix_cache import HashFn, Salt
@@ -184,7 +184,7 @@ class PagedKVCache:
             )
         self._check_tensor("query", query, (step.num_tokens + step.num_padding, num_heads, self.shape.head_dim))
         scale = self.shape.head_dim**-0.5 if scale is None else scale
-        if not isinstance(scale, int | float) or not 0 < scale < MOST_SCALE:
+        if not is_below(scale, MOST_SCALE) or not scale > 0:
             raise ValueError(f"scale={scale!r}: expected a positive number below {MOST_SCALE:g}")
         out = self._attend(self.layer(layer), query[: step.num_tokens], step, scale)
         return out if not step.num_padding else torch.cat([out, out.new_zeros(step.num_padding, *out.shape[1:])])

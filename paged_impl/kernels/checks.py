@@ -8,8 +8,12 @@ leaves that to a caller who knows them.
 
 import torch
 
+from paged_impl.arguments import MOST, is_below, require_integer
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+MAX_SPLITS = 65536
+MAX_SCALE = 1e30
 
 
 def require(condition: bool, message: str) -> None:
@@ -18,8 +22,26 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def require_tensor(name: str, tensor: object) -> None:
+    """Raise ValueError unless it is a dense tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name}={tensor!r}; expected a tensor")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name}.layout={tensor.layout}; expected a dense tensor (torch.strided)")
+
+
+def require_apart(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError for a tensor to be written of which several elements are one (an expanded one)."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    require(
+        all(size == 1 or stride for size, stride in sizes) or not tensor.numel(),
+        f"{name}.stride()={tensor.stride()}; several elements share one place, so that it cannot be written",
+    )
+
+
 def check_floating(name: str, tensor: torch.Tensor, like: torch.Tensor, num_dims: int) -> None:
     """`tensor` has num_dims dimensions, a supported dtype, the device and dtype of `like`, and a dense last dimension."""
+    require_tensor(name, tensor)
     require(
         tensor.dim() == num_dims,
         f"{name} has {tensor.dim()} dimensions {tuple(tensor.shape)}; expected {num_dims}",
@@ -40,6 +62,7 @@ def check_integers(
     name: str, tensor: torch.Tensor, device: torch.device, num_dims: int, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     """`tensor` has num_dims dimensions, one of the dtypes, the device, and a dense last dimension."""
+    require_tensor(name, tensor)
     require(
         tensor.dim() == num_dims,
         f"{name} has {tensor.dim()} dimensions {tuple(tensor.shape)}; expected {num_dims}",
@@ -95,7 +118,26 @@ def check_batch(block_table: torch.Tensor, context_lens: torch.Tensor, num_seqs:
 
 def check_window(window: int | None) -> None:
     """A sliding window counts visible tokens, the current one included."""
-    require(window is None or window >= 1, f"window={window}; expected None or at least 1 token")
+    if window is None:
+        return
+    require_integer("window", window)
+    require(window >= 1, f"window={window}; expected None or at least 1 token")
+    require(window <= MOST, f"window={window}; expected at most {MOST} tokens, or None for all")
+
+
+def check_scale(scale: float) -> None:
+    """A finite number."""
+    require(is_below(scale, MAX_SCALE), f"scale={scale!r}; expected a number below {MAX_SCALE:g}")
+
+
+def check_splits(num_splits: int | None) -> None:
+    """A fixed number of pieces; every one is a program, whether it has tokens or not."""
+    if num_splits is None:
+        return
+    require_integer("num_splits", num_splits)
+    require(
+        1 <= num_splits <= MAX_SPLITS, f"num_splits={num_splits}; expected None or at least 1, at most {MAX_SPLITS}"
+    )
 
 
 def check_out(out: torch.Tensor | None, q: torch.Tensor) -> None:
@@ -104,6 +146,7 @@ def check_out(out: torch.Tensor | None, q: torch.Tensor) -> None:
         return
     check_floating("out", out, q, 3)
     require(out.shape == q.shape, f"out.shape={tuple(out.shape)} differs from q.shape={tuple(q.shape)}")
+    require_apart("out", out)
 
 
 def should_check_values(check_values: bool | None, device: torch.device) -> bool:

@@ -285,7 +285,7 @@ def decode(
     reading lengths and block ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the
     launch rule. workspace: saves clearing the counters; for calls that follow one another alone.
     """
-    _check(q, k_cache, v_cache, block_table, context_lens, num_splits, window, out)
+    _check(q, k_cache, v_cache, block_table, context_lens, num_splits, window, out, scale, workspace)
     if checks.should_check_values(check_values, q.device):
         checks.check_context_values(block_table, context_lens, k_cache.shape[0], k_cache.shape[1])
     num_seqs, num_heads, head_dim = q.shape
@@ -354,12 +354,16 @@ def _launch(
 
 def _check(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, context_lens: torch.Tensor,
-    num_splits: int | None, window: int | None, out: torch.Tensor | None,
+    num_splits: int | None, window: int | None, out: torch.Tensor | None, scale: float, workspace: Workspace | None,
 ) -> None:  # fmt: skip
     checks.check_floating("q", q, q, 3)
     checks.check_caches(k_cache, v_cache, q)
     checks.check_batch(block_table, context_lens, q.shape[0], q.device)
     checks.check_window(window)
     checks.check_out(out, q)
-    checks.require(num_splits is None or num_splits >= 1, f"num_splits={num_splits}; expected None or at least 1")
+    checks.check_splits(num_splits)
+    checks.check_scale(scale)
+    checks.require(
+        workspace is None or isinstance(workspace, Workspace), f"workspace={workspace!r}; expected None or a Workspace"
+    )
     runtime.require_runnable(q)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paged_impl.arguments import require_integer
 from paged_impl.kernels import checks, rules, runtime
 from paged_impl.kernels.decode import LOG2_E
 from paged_impl.kernels.pages import load_tile, token_offsets
@@ -258,6 +259,8 @@ def _check(
     checks.check_batch(block_table, context_lens, cu_seqlens_q.shape[0] - 1, q.device)
     checks.check_window(window)
     checks.check_out(out, q)
+    checks.check_scale(scale)
+    require_integer("max_query_len", max_query_len)
     checks.require(scale > 0, f"scale={scale}; prefill needs a positive scale")
     checks.require(max_query_len >= 0, f"max_query_len={max_query_len}; expected at least 0")
     runtime.require_runnable(q)

@@ -107,6 +107,7 @@ def _check(
         checks.MIN_HEAD_DIM <= head_dim <= checks.MAX_HEAD_DIM,
         f"key head dim {head_dim}; supported: {checks.MIN_HEAD_DIM} to {checks.MAX_HEAD_DIM}",
     )
+    checks.require_tensor("k_cache", k_cache)
     packed = k_cache.dim() == 5
     checks.check_floating("k_cache", k_cache, key, 5 if packed else 4)
     num_blocks, block_size = k_cache.shape[0], k_cache.shape[3 if packed else 1]
@@ -129,6 +130,8 @@ def _check(
     checks.require(
         min(num_blocks, block_size) > 0, f"k_cache.shape={tuple(k_cache.shape)}; a pool has at least one slot"
     )
+    checks.require_apart("k_cache", k_cache)
+    checks.require_apart("v_cache", v_cache)
     checks.check_integers("slot_mapping", slot_mapping, key.device, 1, (torch.int32, torch.int64))
     checks.require(
         slot_mapping.shape[0] == num_tokens,

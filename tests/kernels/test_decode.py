@@ -222,6 +222,18 @@ BAD = {
     "num_splits=0": lambda b: {"num_splits": 0},
     "window=0": lambda b: {"window": 0},
     "out.shape=(2, 4, 16)": lambda b: {"out": b.q[..., :16].contiguous()},
+    "q=None; expected a tensor": lambda b: {"q": None},
+    "k_cache.layout=torch.sparse_coo": lambda b: {"k_cache": b.k_cache.to_sparse()},
+    "block_table=[[0]]; expected a tensor": lambda b: {"block_table": [[0]]},
+    "num_splits=1.5: expected a whole number": lambda b: {"num_splits": 1.5},
+    "num_splits=1000000; expected None or at least 1, at most 65536": lambda b: {"num_splits": 1000000},
+    "window=2147483648; expected at most": lambda b: {"window": 2**31},
+    "window=True": lambda b: {"window": True},
+    "scale=nan; expected a number below 1e+30": lambda b: {"scale": float("nan")},
+    "scale=inf": lambda b: {"scale": float("inf")},
+    "scale='1'": lambda b: {"scale": "1"},
+    "workspace=3; expected None or a Workspace": lambda b: {"workspace": 3},
+    "several elements share one place": lambda b: {"out": b.q[:1].expand(2, -1, -1)},
 }  # fmt: skip
 
 
@@ -246,7 +258,7 @@ def test_refuses(message: str, device: str, monkeypatch: pytest.MonkeyPatch) -> 
     )  # a launch would be a TypeError
 
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (the text is compared below)
-        decode(**arguments, scale=1.0)
+        decode(**{"scale": 1.0, **arguments})
 
     assert message in str(caught.value)
 

@@ -102,6 +102,9 @@ BAD = {
     "sequence 0 has 5 queries, more than max_query_len=4": lambda b: {"max_query_len": 4},
     "sequence 0 has 5 queries but context_lens[0]=4": lambda b: {"context_lens": b.lens.new_tensor([4, 9])},
     "scale=0": lambda b: {"scale": 0.0},
+    "scale=inf": lambda b: {"scale": float("inf")},
+    "max_query_len=1.5: expected a whole number": lambda b: {"max_query_len": 1.5},
+    "cu_seqlens_q=[0]; expected a tensor": lambda b: {"cu_seqlens_q": [0]},
     "max_query_len=-1": lambda b: {"max_query_len": -1},
     "context_lens[1]=50 exceeds block_table": lambda b: {"context_lens": b.lens.new_tensor([6, 50])},
 }  # fmt: skip

@@ -97,6 +97,10 @@ BAD = {
     "value.shape=(20, 3, 16)": {"value": torch.zeros(20, 3, 16)},
     "k_cache.shape=(7, 5, 3, 16); expected (7, 5, 3, 24)": {"k_cache": torch.zeros(7, 5, 3, 16)},
     "v_cache.dtype=torch.float16": {"v_cache": torch.zeros(7, 5, 3, 24).half()},
+    "v_cache.stride()=(0, 72, 24, 1); several elements share one place": {
+        "v_cache": torch.zeros(1, 5, 3, 24).expand(7, 5, 3, 24)
+    },
+    "slot_mapping.layout=torch.sparse_coo": {"slot_mapping": torch.arange(20).to_sparse()},
     "key has 2 dimensions": {"key": torch.zeros(20, 72)},
 }  # fmt: skip
 
