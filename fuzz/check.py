@@ -16,7 +16,7 @@ from fuzz import messages
 from fuzz.case_in_fork import MADE_WRONG, NO_LIMIT_S, call_limit
 from fuzz.check_repeat import repeat
 from fuzz.check_static import static_problems
-from fuzz.check_where import Whereabouts, driven, failed
+from fuzz.check_where import Stopped, Whereabouts, driven, require_alive
 from fuzz.isolate import BEAT, Emit
 from fuzz.making import signs_of_life
 from fuzz.own_error import in_guarded_fork
@@ -32,22 +32,40 @@ from properties.targets import Target
 from properties.trial import EVERYTHING, run_trace
 
 SLOW_PER_S = 50.0
-"""Judged operations a second below which a campaign is worth little."""
+"""Judged operations a second below which a campaign is worth little, where there are no tensors."""
+LEAST_REPEAT_S = 1.0
+TENSORS = ("attention", "cache")
+"""Levels of which a single operation may take a tenth of a second."""
 
 
 def check(target: Target, command: messages.CheckTarget) -> messages.Checked:
     """Check an adapter. What is wrong with the implementation behind it is left to `pagefault run`."""
     spec = spec_of(target.level)
-    where, limit_s = Whereabouts(), call_limit(spec, command.limit_s)
+    where, limit_s = Whereabouts(command.progress), call_limit(spec, command.limit_s)
+    seen: list[messages.Checked] = []
+    try:
+        return _check(target, spec, command.seconds, limit_s, where, seen)
+    except Stopped as stopped:
+        seen.append(stopped.checked)
+        notes = tuple(note for part in seen for note in part.notes)
+        return messages.Checked(problems=tuple(problem for part in seen for problem in part.problems), notes=notes)
+
+
+def _check(
+    target: Target, spec: LevelSpec, seconds: float, limit_s: float, where: Whereabouts, seen: list[messages.Checked]
+) -> messages.Checked:
+    """The three parts of a check; `seen` grows with them. Raises `Stopped`."""
     imported: list[str] = []
     static = _in_fork(lambda emit: _static(target, spec, emit), limit_s, where, imported)
     if static.problems:
         return static
+    seen.append(static)
     _import(imported)
-    use = _in_fork(lambda emit: _use(target, spec, command.seconds, where, emit), limit_s, where)
+    use = _in_fork(lambda emit: _use(target, spec, seconds, where, emit), limit_s, where)
     if not use.notes:  # it did not come to its end: what follows would only say the same
         return messages.Checked(problems=use.problems, notes=static.notes)
-    repeated = repeat(target, spec, limit_s, where)
+    seen.append(use)
+    repeated = repeat(target, spec, limit_s, where, max(LEAST_REPEAT_S, seconds / 3))
     problems = (*repeated.problems, *use.problems)  # an answer that changes explains the rest
     return messages.Checked(problems=problems, notes=(*static.notes, *use.notes, *repeated.notes))
 
@@ -56,9 +74,7 @@ def _in_fork(
     work: Callable[[Emit], None], limit_s: float, where: Whereabouts, imported: list[str] | None = None
 ) -> messages.Checked:
     ended = in_guarded_fork(work, limit_s=limit_s)
-    problems = failed(ended, limit_s, where)
-    if problems:
-        return messages.Checked(problems=problems)
+    require_alive(ended, limit_s, where)
     if imported is not None:
         imported += msgspec.json.decode(ended.frames[0], type=list[str])
     return msgspec.json.decode(ended.frames[-1], type=messages.Checked)
@@ -106,9 +122,10 @@ def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, em
     judged: dict[str, int] = {}
     marks: dict[str, int] = {}
     broken: dict[str, tuple[str, int]] = {}
-    while time.monotonic() - started < seconds or number < 3:
+    while time.monotonic() - started < seconds or number < (1 if spec.level in TENSORS else 3):
         seed = case_seed(0, target.name, number)
         number += 1
+        where.begin(f"case {number}")
         _, verdict = driven(spec, target.make, seed, where, emit)
         for breach in verdict.breaches:
             broken.setdefault(breach.property, (breach.message, number))
@@ -131,7 +148,7 @@ def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, em
         *(_useless(adapter, spec.offered(adapter), marks) if number >= ENOUGH_CASES else []),
         *(_half_offered(spec.offered(adapter)) if spec.level == "blocks" else []),
     ]
-    if speed < SLOW_PER_S:
+    if speed < SLOW_PER_S and spec.level not in TENSORS:
         notes.append(
             f"that is slow: below {SLOW_PER_S:g} a campaign reaches little; is something rebuilt in every call?"
         )

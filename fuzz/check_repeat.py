@@ -11,32 +11,34 @@ import xxhash
 
 from fuzz import messages
 from fuzz.case_in_fork import MADE_WRONG
-from fuzz.check_where import Whereabouts, driven, failed
+from fuzz.check_where import Whereabouts, driven, require_alive
 from fuzz.isolate import Emit
 from fuzz.own_error import in_guarded_fork
 from fuzz.seeds import case_seed
 from properties.declared import Problem
+from properties.drive import NUM_STEPS as USUAL
 from properties.levels import LevelSpec
 from properties.targets import Target
 
 NUM_REPEATED = 40
 """Traces that are run three times; what depends on time, chance or hash order shows in the first few."""
-LEAST_REPEATED = 3
-REPEATED_S = 10.0
-"""Traces that are repeated at least, and seconds after which no more are begun."""
+LEAST_REPEATED = 2
+"""Traces that are repeated at least."""
+NUM_STEPS = {"cache": 15}
+"""Operations of each, where they are slow."""
 _OPENS = "build a new implementation in open(), and reset its class-level globals there"
 
 
-def repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts) -> messages.Checked:
-    """The same traces twice, one behind the other on one adapter object, and each in a process of its own."""
+def repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts, seconds: float) -> messages.Checked:
+    """The same traces twice, one behind the other on one adapter object, and each in a process of its own.
+
+    Takes about three times `seconds`. Raises `Stopped`.
+    """
     seeds = [case_seed(1, target.name, number) for number in range(NUM_REPEATED)]
-    try:
-        once = digests(target, spec, seeds, limit_s, where, REPEATED_S)
-        seeds = seeds[: len(once)]  # fewer where the target is slow
-        twice = digests(target, spec, seeds, limit_s, where)
-        alone = [digest for seed in seeds for digest in digests(target, spec, [seed], limit_s, where)]
-    except _Failed as failure:
-        return messages.Checked(problems=failure.problems)
+    once = digests(target, spec, seeds, limit_s, where, seconds)
+    seeds = seeds[: len(once)]  # fewer where the target is slow
+    twice = digests(target, spec, seeds, limit_s, where)
+    alone = [digest for seed in seeds for digest in digests(target, spec, [seed], limit_s, where)]
     pairs = zip(once, twice, alone, strict=True)
     problems: list[Problem] = []
     for number, (first, second, fresh) in enumerate(pairs, 1):
@@ -53,36 +55,27 @@ def repeat(target: Target, spec: LevelSpec, limit_s: float, where: Whereabouts) 
     )
 
 
-class _Failed(Exception):
-    """A fork died or hung."""
-
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__(problems)
-        self.problems = problems
-
-
 def digests(
     target: Target, spec: LevelSpec, seeds: list[int], limit_s: float, where: Whereabouts, seconds: float = float("inf")
 ) -> list[str]:
-    """A digest of the answers of each trace, run one behind the other in one fork. Raises `_Failed` where that dies."""
+    """A digest of the answers of each trace, run one behind the other in one fork. Raises `Stopped`."""
 
     def work(emit: Emit) -> None:
         where.say(MADE_WRONG)
         shared = target.make()
         found: list[str] = []
-        stop = time.monotonic() + seconds
-        for seed in seeds:
+        stop, num_steps = time.monotonic() + seconds, NUM_STEPS.get(spec.level, USUAL)
+        for number, seed in enumerate(seeds, 1):
+            where.begin(f"the same answers again, trace {number} of {len(seeds)}")
             if len(found) >= LEAST_REPEATED and time.monotonic() > stop:
                 break
             watch = _Answers(spec)
-            driven(watch.spec, lambda: shared, seed, where, emit)
+            driven(watch.spec, lambda: shared, seed, where, emit, num_steps)
             found.append(watch.digest())
         emit(msgspec.json.encode(found))
 
     ended = in_guarded_fork(work, limit_s=limit_s)
-    problems = failed(ended, limit_s, where)
-    if problems:
-        raise _Failed(problems)
+    require_alive(ended, limit_s, where)
     return msgspec.json.decode(ended.frames[-1], type=list[str])
 
 

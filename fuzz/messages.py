@@ -64,10 +64,14 @@ class Minimise(Message, frozen=True, tag="minimise"):
 
 
 class CheckTarget(Message, frozen=True, tag="check"):
-    """Is the adapter sound? Takes about `seconds`; no call may take longer than `limit_s`."""
+    """Is the adapter sound? Takes about `seconds`; no call may take longer than `limit_s`.
+
+    `progress` is a file into which each call is written, in memory that both map (`fuzz.check_where`).
+    """
 
     limit_s: float
     seconds: float
+    progress: str = ""
 
 
 class Make(Message, frozen=True, tag="make"):

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from fuzz import child, messages, values
-from fuzz.case_in_fork import MADE_WRONG
+from fuzz.case_in_fork import CRASH, MADE_WRONG
+from fuzz.check_progress import told
 from fuzz.output import Json, emit
 from properties.contract import UsageError
 from properties.trial import MUST_RETURN
@@ -44,9 +45,10 @@ def _check(target: str, device: str, seconds: float, limit_s: float) -> tuple[me
             return messages.Checked(problems=((problem, MUST_RETURN),)), process.last_words()
         if problem:
             raise UsageError(problem)
-        command = messages.CheckTarget(limit_s=limit_s, seconds=seconds)
         try:
-            reply = child.ask(process, command, seconds + 20 * limit_s + 60)
+            with told(target) as progress:
+                command = messages.CheckTarget(limit_s=limit_s, seconds=seconds, progress=progress)
+                reply = child.ask(process, command, seconds + 20 * limit_s + 60)
         except child.Ended as how:
             raise UsageError(f"{target}: {how}. Its last output: {process.last_words()[-300:] or 'none'}") from None
         if not isinstance(reply, messages.Checked):
@@ -62,7 +64,9 @@ def _lines(target: str, checked: messages.Checked, words: str) -> list[str]:
         lines += [f"ADAPTER: {problem}", f"    fix: {remedy}"]
     if words:
         lines.append(f"it prints (harmless; pagefault does not read it): {words[-400:]}")
-    verdict = (
-        f"{len(checked.problems)} problem(s): mend the adapter first" if checked.problems else "the adapter is sound"
-    )
+    verdict = "the adapter is sound"
+    if any(note.startswith(f"{CRASH}:") for note in checked.notes):
+        verdict = f"nothing wrong was seen in the adapter; what it drives breaks {CRASH}, a finding"
+    if checked.problems:
+        verdict = f"{len(checked.problems)} problem(s): mend the adapter first"
     return [*lines, f"{target}: {verdict}"]

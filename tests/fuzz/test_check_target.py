@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from fuzz.check_progress import told
+from fuzz.check_where import Whereabouts
 from tests.fuzz.helpers import bad, pagefault
 
 
@@ -32,8 +35,8 @@ def test_a_sound_adapter_is_sound_whatever_is_behind_it(target: str, tmp_path: P
         ("Undeclared", "nothing was ever refused, but a call raised", "list the exception in capabilities.refusals"),
         ("NeverRefuses", "nothing was ever refused", "raise a declared refusal where there is no room"),
         ("NeverMade", "making the adapter raised RuntimeError: no licence server", "called without arguments"),
-        ("Hangs", "did not return within 0.5 s", "may wait for anything"),
-        ("Exits", "ended itself with exit status 0", "must not end the process"),
+        ("HangsInOpen", "did not return within 0.5 s", "may wait for anything"),
+        ("LeavesInOpen", "ended itself with exit status 0", "must not end the process"),
         ("NoCapabilities", "NoCapabilities.capabilities is dict", "set `capabilities = Capabilities(...)`"),
         ("NoSalt", "admit cannot be called with 2 arguments and salt=", "see BlocksTarget"),
         ("Absurd", "block_sizes is (0,)", "name at least one size"),
@@ -50,6 +53,29 @@ def test_each_mistake_is_named_with_its_remedy(name: str, problem: str, remedy: 
     assert done.code == 2
     assert found, done.json["problems"]
     assert remedy in found[0]["remedy"]
+
+
+@pytest.mark.parametrize(("name", "how"), [("Hangs", "did not return within 0.5 s"), ("Exits", "exit status 0")])
+def test_a_call_that_hangs_or_kills_is_a_finding_not_the_adapters(name: str, how: str, tmp_path: Path) -> None:
+    """As in a campaign: CRASH-2."""
+    done = pagefault("check-target", bad(name), "--time", "0.5s", "--call-limit", "0.5s", cwd=tmp_path)
+
+    assert done.code == 0, done.out
+    assert "ADAPTER" not in done.out
+    assert "CRASH-2: truncate of " in done.out
+    assert how in done.out
+    assert "`pagefault run` finds and explains it" in done.out
+    assert "the adapter is sound" not in done.out
+
+
+def test_a_person_who_waits_is_told_of_the_call(capfd: pytest.CaptureFixture[str]) -> None:
+    with told("mine", 0.02, 0.02) as path:
+        where = Whereabouts(path)
+        where.begin("case 3")
+        where.say("append of A", operation=True)
+        time.sleep(0.2)
+
+    assert "checking mine: case 3: append of A\n" in capfd.readouterr().err
 
 
 def test_a_new_target_runs_into_its_first_blank(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _line(function: object) -> int:
 
 def test_a_machine_without_room_is_nobody() -> None:
     assert not is_own(MemoryError())
-    with pytest.raises(TypeError) as slip:
+    with pytest.raises(AttributeError) as slip:
         encode(None)  # type: ignore[arg-type]
     assert is_own(slip.value)
 
