@@ -5,8 +5,9 @@
     pagefault test -t THIS_FILE.py:Target           the whole contract, under pytest
 
 Every `raise NotImplementedError` below wants a line or two of yours. The names of sequences are strings that pagefault
-chooses; tokens are lists of small whole numbers. What your implementation lacks, leave out; what it does differently,
-declare. `pagefault targets --properties` lists the clauses; `properties/protocol.py` describes every method.
+chooses; tokens are small whole numbers, in tuples (`list(tokens)` where you need a list). What your implementation lacks,
+leave out; what it does differently, declare. `pagefault targets --properties` lists the clauses; `properties/protocol.py`
+describes every method.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ class Target:
         block_sizes=(1, 2, 4, 16),  # tokens per block that it accepts; small ones find most
         prefix_cache=True,  # False if no sequence ever reuses the blocks of an earlier one
         unknown_free="refused",  # a free of an unknown name raises; "ignored", or None = undefined
+        # cached_overlaps_free=True,  # a block may be in cached_blocks() and in free_blocks() at once
         # promises=frozenset({"ALLOC-2P"}),  # clauses that you vouch for besides the safety ones
     )
 

@@ -5,8 +5,9 @@
     pagefault test -t THIS_FILE.py:Target           the whole contract, under pytest
 
 pagefault plays the model: it allocates, then for each layer writes keys and values and reads attention, then commits. Every
-`raise NotImplementedError` below wants a line or two of yours. What your implementation lacks, leave out; what it does
-differently, declare: `properties/cache/protocol.py` describes every method and capability.
+`raise NotImplementedError` below wants a line or two of yours. Tokens come in tuples (`list(tokens)` where you need a list).
+What your implementation lacks, leave out; what it does differently, declare: `properties/cache/protocol.py` describes every
+method and capability.
 
 Letters: T tokens of a step, H query heads, G KV heads, D head size.
 """
@@ -35,6 +36,7 @@ class Target:
         dtypes=("float32", "float16"),
         prefix_cache=True,  # False if no sequence ever reuses the blocks of an earlier one
         unknown_free="refused",  # a free of an unknown name raises; "ignored", or None = undefined
+        # cached_overlaps_free=True,  # a block may be in cached_blocks() and in free_blocks() at once
         # withstands=(),  # if its caller must zero the pool: else slots that nobody owns hold NaN, infinities, huge numbers
         # pads=True,      # if write and read take more tokens than their rows have (slot -1)
     )
@@ -42,9 +44,8 @@ class Target:
     def open(self, config: CacheGeometry) -> None:
         """A fresh system on `config.device`: `num_layers` pools of `num_blocks` blocks of `block_size` tokens."""
         self.block_size = config.block_size
-        self.cache: Any = (
-            None  # YourCache(config.num_blocks, config.block_size, config.num_kv_heads, config.head_size, ...)
-        )
+        # YourCache(config.num_blocks, config.block_size, config.num_kv_heads, config.head_size, ...)
+        self.cache: Any = None
         raise NotImplementedError("open: build your cache")
 
     # ---- bookkeeping

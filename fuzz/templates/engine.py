@@ -5,9 +5,10 @@
     pagefault test -t THIS_FILE.py:Target           the whole contract, under pytest
 
 pagefault plays the model: it asks for steps, and tells what was "sampled" in them. No GPU and no weights are needed. Every
-`raise NotImplementedError` below wants a line or two of yours. `properties/engine/protocol.py` describes every method. For an
-engine in the manner of nano-vllm, `properties/targets/sequences.py` has a base class that does nearly all of it; an engine in
-another language can write its history instead (`docs/history.md`, `pagefault judge`).
+`raise NotImplementedError` below wants a line or two of yours. Tokens come in tuples (`list(tokens)` where you need a list).
+`properties/engine/protocol.py` describes every method. For an engine in the manner of nano-vllm,
+`properties/targets/sequences.py` has a base class that does nearly all of it; an engine in another language can write its
+history instead (`docs/history.md`, `pagefault judge`).
 """
 
 from collections.abc import Sequence
@@ -35,14 +36,15 @@ class Target:
         duplicates=None,  # "refused" if submit refuses the name of a live request; None = not tried
         max_in_flight=1,  # steps that may be launched before the first of them is finished
         unknown_free=None,
+        # same_step_sharing=True,  # a hit may cover KV that another row of the same step writes, before it is read
+        # cached_overlaps_free=True,  # a block may be in cached_blocks() and in free_blocks() at once
     )
 
     def open(self, config: EngineGeometry) -> None:
         """A fresh system. Reset class-level globals too: this is called before every case."""
         self.block_size = config.block_size
-        self.engine: Any = (
-            None  # YourEngine(config.num_blocks, config.block_size, config.max_tokens_per_step, config.max_rows)
-        )
+        # YourEngine(config.num_blocks, config.block_size, config.max_tokens_per_step, config.max_rows)
+        self.engine: Any = None
         raise NotImplementedError("open: build your scheduler and its block manager")
 
     def submit(self, name: str, tokens: Sequence[int], max_new_tokens: int) -> None:
@@ -51,9 +53,8 @@ class Target:
 
     def step(self) -> Step:
         """Schedule and launch one step: which positions of which requests does it compute?"""
-        rows: list[
-            Row
-        ] = []  # Row(name, start, stop, samples): positions [start, stop); is a token sampled behind them?
+        # Row(name, start, stop, samples): positions [start, stop); is a token sampled behind them?
+        rows: list[Row] = []
         raise NotImplementedError(f"step: schedule, and return Step({rows}, copies=[...])")
 
     def finish(self, step: Step, tokens: Sequence[int]) -> None:
