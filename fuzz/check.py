@@ -100,7 +100,7 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
         adapter = target.make()  # which was seen to work
     emit(msgspec.json.encode([name for name in sys.modules if name not in before]))
     try:
-        problems = static_problems(adapter) if spec.level in ("blocks", "engine") else []
+        problems = static_problems(adapter, spec.level)
         offers = ", ".join(sorted(spec.offered(adapter))) or "none"
     except BaseException as error:
         passes(error)

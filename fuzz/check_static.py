@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from properties.declared import Problem
+from properties.declared import Problem, level_problem, name_problem
 from properties.declared import problems as declared_problems
 from properties.protocol import OPTIONAL, REQUIRED, Capabilities
 
@@ -75,8 +75,12 @@ class _Level:
         return [name for name in found if callable(getattr(adapter, name, None))]
 
 
-def _level_of(adapter: Any) -> _Level:
-    if getattr(adapter, "level", None) == "engine":
+def _level_of(level: str) -> _Level:
+    if level == "cache":
+        from properties.cache import protocol as cache
+
+        return _Level("a cache", cache.REQUIRED, cache.OPTIONAL, {}, "see CacheTarget in properties/cache/protocol.py")
+    if level == "engine":
         from properties.engine import protocol as engine
 
         where = "see EngineTarget in properties/engine/protocol.py"
@@ -84,9 +88,14 @@ def _level_of(adapter: Any) -> _Level:
     return _Level("a blocks", REQUIRED, OPTIONAL, _ARGUMENTS, "see BlocksTarget in properties/protocol.py")
 
 
-def static_problems(adapter: Any) -> list[Problem]:
-    """Problems of a blocks or engine adapter, each with its remedy."""
-    level = _level_of(adapter)
+def static_problems(adapter: Any, level_name: str) -> list[Problem]:
+    """Problems of an adapter that is used at a level, each with its remedy."""
+    other = level_problem(adapter, level_name)
+    if other is not None:
+        return [other]  # what it lacks would be said of the wrong level
+    if level_name == "attention":
+        return _of_attention(adapter)
+    level = _level_of(level_name)
     problems: list[Problem] = [
         (
             f"{type(adapter).__name__} has no method {name}",
@@ -100,6 +109,22 @@ def static_problems(adapter: Any) -> list[Problem]:
     if isinstance(caps, Capabilities):
         problems += _arguments(adapter, caps, level)
     return [*problems, *declared]
+
+
+def _of_attention(adapter: Any) -> list[Problem]:
+    from properties.attention.capabilities import AttentionCapabilities
+    from properties.attention.coverage import offered
+
+    found = [problem for problem in [name_problem(adapter)] if problem is not None]
+    caps = getattr(adapter, "capabilities", None)
+    if not isinstance(caps, AttentionCapabilities):
+        what = f"{type(adapter).__name__}.capabilities is {type(caps).__name__}"
+        remedy = "set `capabilities = AttentionCapabilities(...)` from properties.attention.capabilities"
+        found.append((what, remedy))
+    if not offered(adapter):
+        what = f"{type(adapter).__name__} has none of the methods store, decode, prefill, copy_blocks"
+        found.append((what, "offer what is there: see AttentionTarget in properties/attention/target.py"))
+    return found
 
 
 def _misspelt(adapter: Any, level: _Level) -> list[Problem]:

@@ -18,6 +18,7 @@ from fuzz.seeds import case_seed, num_steps
 from properties.blocks.declarations import FREED, OTHERWISE, lie
 from properties.case import Case, encode, write
 from properties.contract import AdapterError, UsageError
+from properties.declared import level_problem
 from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.targets import Target, Unavailable
@@ -56,6 +57,9 @@ class Loop:
         self.target, self.spec, self.say, self.seed, self.fragile = target, spec, say, seed, fragile
         self.home = Path.cwd()  # a target may change the working folder
         self.pending, self.corpus = self.home / campaign / "pending", self.home / saved
+        wrong = level_problem(adapter, spec.level)  # of the function that made it
+        if wrong is not None:
+            raise AdapterError(*wrong)
         self.versions = versions.versions_of(target.name, adapter)
         self.capabilities = adapter.capabilities
         self.offers = spec.offered(adapter)

@@ -1,4 +1,4 @@
-"""Declarations that cannot be: of the wrong type, out of range, or against each other. Found before a target is used."""
+"""Declarations that cannot be: of another level or type, out of range, or against each other. Seen before a target is used."""
 
 from __future__ import annotations
 
@@ -16,6 +16,41 @@ Problem = tuple[str, str]
 
 MOST_TOKENS = 1 << 24
 """Tokens of the smallest pool with the smallest block that can be judged: each takes about a hundred bytes."""
+
+
+_LEVELS = {
+    "Capabilities": "blocks",
+    "EngineCapabilities": "engine",
+    "AttentionCapabilities": "attention",
+    "CacheCapabilities": "cache",
+}
+"""The level whose targets declare each kind of capabilities. By name: two of them need torch."""
+
+
+def level_problem(adapter: Any, level: str | None = None) -> Problem | None:
+    """What is wrong where the capabilities are those of another level; `level` is the adapter's own where it is not given."""
+    kind = type(getattr(adapter, "capabilities", None))
+    own = getattr(adapter, "level", None)
+    level = level or own or "blocks"
+    meant = _LEVELS.get(kind.__name__) if kind.__module__.startswith("properties.") else None
+    if meant is None or meant == level:
+        return None
+    if own == meant:
+        what = f"{type(adapter).__name__} is of level {own}, and what makes it says {level}"
+        return what, f'name the class, or give the function that makes it the level: make.level = "{meant}"'
+    what = f"capabilities is {kind.__name__}"
+    if own is None:
+        return what, f'add level = "{meant}" to the class'
+    right = next(name for name, of in _LEVELS.items() if of == level)
+    return f"{what}, and level is {level!r}", f'declare {right}, or level = "{meant}"'
+
+
+def name_problem(adapter: Any) -> Problem | None:
+    """An attention target has a name, which messages call it by."""
+    if getattr(adapter, "level", None) != "attention" or isinstance(getattr(adapter, "name", None), str):
+        return None
+    kind = type(adapter).__name__
+    return f"{kind} has no name", f'add name = "{kind.lower()}" to the class: messages call it by that'
 
 
 def problems(adapter: Any) -> list[Problem]:

@@ -76,14 +76,16 @@ def new_target(make: Callable[[], Any]) -> Any:
             f"{type(target).__name__} declares no capabilities",
             "set `capabilities = Capabilities(...)` from properties.protocol on the class",
         )
-    if capabilities is not _sound[0] and isinstance(capabilities, Capabilities):
-        for problem, remedy in declared.problems(target):
-            raise AdapterError(problem, remedy)
+    if capabilities is not _sound[0]:
+        wrong = [declared.level_problem(target), declared.name_problem(target)]
+        wrong += declared.problems(target) if isinstance(capabilities, Capabilities) else []
+        for found in filter(None, wrong):
+            raise AdapterError(*found)
         _sound[0] = capabilities
     return target
 
 
-_sound: list[Capabilities | None] = [None]
+_sound: list[Any] = [None]
 """The declarations that were looked at last: usually one object, of a class of which thousands of adapters are made."""
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from fuzz.check_static import static_problems
+from properties.attention.capabilities import AttentionCapabilities
 from properties.contract import AdapterError
-from properties.declared import problems
+from properties.declared import level_problem, problems
 from properties.engine.protocol import EngineCapabilities
 from properties.protocol import Capabilities
 from properties.targets import load
@@ -80,3 +82,49 @@ def test_one_wrong_declaration_does_not_hide_behind_a_sound_one() -> None:
 @pytest.mark.parametrize("name", ["ours", "ours-engine", "cache-ours"])
 def test_what_our_own_targets_declare_can_be(name: str) -> None:
     assert problems(load(name).make()) == []
+
+
+class Reads:
+    """An attention target without a level and without a name."""
+
+    capabilities = AttentionCapabilities()
+
+    def decode(self, pool: object, batch: object) -> None:
+        """Never called."""
+
+
+NAMED = type("Reads", (Reads,), {"level": "attention", "name": "reads"})
+
+
+@pytest.mark.parametrize(
+    ("make", "problem", "remedy"),
+    [
+        (Reads, "capabilities is AttentionCapabilities", 'add level = "attention" to the class'),
+        (type("Reads", (Reads,), {"level": "attention"}), "Reads has no name", 'add name = "reads" to the class'),
+        (declaring(EngineCapabilities()), "capabilities is EngineCapabilities, and level is 'blocks'", "or level = "),
+        (
+            type("Runs", (), {"capabilities": EngineCapabilities()}),
+            "capabilities is EngineCapabilities",
+            'add level = "engine" to the class',
+        ),
+    ],
+)
+def test_a_level_or_name_that_was_forgotten_is_what_is_named(make: type[Any], problem: str, remedy: str) -> None:
+    level = getattr(make, "level", None) or "blocks"
+
+    assert next(what for what, _ in static_problems(make(), level)) == problem
+    with pytest.raises(AdapterError) as error:
+        new_target(make)
+    assert error.value.problem == problem
+    assert remedy in error.value.remedy
+
+
+def test_what_has_its_level_and_name_is_sound() -> None:
+    assert static_problems(NAMED(), "attention") == []
+    new_target(NAMED)
+
+
+def test_a_function_must_have_the_level_of_what_it_makes() -> None:
+    assert level_problem(NAMED(), "attention") is None
+    assert static_problems(NAMED(), "blocks") == [level_problem(NAMED(), "blocks")]
+    assert 'make.level = "attention"' in str(level_problem(NAMED(), "blocks"))
