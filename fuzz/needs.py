@@ -37,7 +37,7 @@ _OWN = {
 
 _NEEDS = {
     "ours": Needs(()),
-    "ours-engine": Needs(("numpy",)),
+    "ours-engine": Needs(("numpy",), "pip install 'numpy>=1.26'"),
     "ours-triton": Needs(("torch", "triton")),
     "ours-gather": Needs(("torch",)),
     "plain-torch": Needs(("torch",)),

@@ -14,11 +14,10 @@ from fuzz.commands.targets import Try, all_targets
 from fuzz.output import Json, emit
 from fuzz.versions import installed
 
-NEEDED = ("hypothesis", "msgspec", "pytest", "rich", "typer", "xxhash")
+NEEDED = ("hypothesis", "msgspec", "numpy", "pytest", "rich", "typer", "xxhash")
 OPTIONAL = {
     "torch": needs.TORCH,
     "triton": f"{needs.TORCH} (Linux)",
-    "numpy": needs.TORCH,
     "transformers": "pip install 'pagefault[transformers]'",
     "jinja2": "pip install 'pagefault[report]'",
     "matplotlib": "pip install 'pagefault[report]'",

@@ -36,7 +36,7 @@ class OurEngine:
         try:
             import numpy  # noqa: F401
         except ModuleNotFoundError:
-            raise Unavailable("batch preparation needs numpy: pip install 'pagefault[torch]'") from None
+            raise Unavailable("batch preparation needs numpy: pip install 'numpy>=1.26'") from None
 
     def open(self, config: EngineGeometry) -> None:
         from paged_impl.engine import Engine

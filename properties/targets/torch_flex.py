@@ -33,7 +33,7 @@ class TorchFlex(TableTarget):
             import torch
             from torch.nn.attention.experimental import _paged_attention
         except ImportError as error:
-            raise Unavailable(f"{error}; this target needs torch >= 2.6: pip install torch") from error
+            raise Unavailable(f"{error}; this target needs torch >= 2.11: pip install 'pagefault[torch]'") from error
         self.tensor = torch.tensor
         self.source = _paged_attention
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,23 +53,26 @@ def test_a_target_is_tried_and_what_is_missing_is_named(
     assert rows["ours"]["reason"] == ""
     assert not rows["torch-flex"]["available"]
     assert "no torch on this machine" in rows["torch-flex"]["reason"]
-    assert "pip install torch" in rows["torch-flex"]["reason"]
+    (least,) = re.findall(r'"torch(>=[0-9.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert f"this target needs torch {least.replace('=', '= ')}: {needs.TORCH}" in rows["torch-flex"]["reason"]
+    assert f"torch {least.replace('=', '= ')}," in (ROOT / "README.md").read_text()
 
 
 def test_without_torch_each_target_names_what_brings_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `pip install pagefault` gives, without any extra: bookkeeping of ours runs, the rest says the command."""
-    plain = {"pagefault": "0.1.0"}
+    """What `pip install .` gives, without any extra: bookkeeping of ours runs, the rest says the command."""
+    depended = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    plain = {"pagefault": "0.1.0"} | {re.split("[>=]", line)[0]: "1" for line in depended}
     monkeypatch.setattr(needs, "installed", plain.get)
     monkeypatch.setattr(needs, "has_gpu", lambda: True)
     assert _main("targets", "--json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
     assert rows.keys() == BUILTIN.keys()
-    assert [name for name, row in rows.items() if row["available"]] == ["ours"]
-    for name, row in rows.items():
-        if name != "ours":
+    assert [name for name, row in rows.items() if row["available"]] == ["ours", "ours-engine"]
+    for row in rows.values():
+        if not row["available"]:
             assert "is not installed" in row["reason"]
             assert "pip install" in row["reason"]
             assert "import" not in row["reason"]
@@ -100,7 +105,8 @@ def test_it_imports_nothing_that_is_heavy_and_starts_no_process(command: str) ->
     code = (
         "import sys, subprocess; from fuzz.commands import targets, doctor; subprocess.Popen = None\n"
         f"code = {command}.command()\n"
-        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'triton', 'transformers', 'numpy', 'paged_impl')], code)"
+        "heavy = ('torch', 'triton', 'transformers', 'numpy')\n"
+        "print([m for m in sys.modules if m.split('.')[0] in heavy or m.startswith('paged_impl.')], code)"
     )
     line = [sys.executable, "-c", code]
     env = {key: value for key, value in environment().items() if key != "PATH"}  # no nvidia-smi

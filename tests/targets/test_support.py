@@ -219,7 +219,7 @@ def test_slots_follow_from_the_table():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("torch-flex", "pip install torch"),
+        ("torch-flex", "needs torch >= 2.11: pip install 'pagefault[torch]'"),
         ("mini-vllm", "pip install --no-deps --ignore-requires-python mini-vllm==0.1.1"),
         ("tokasaurus", "pip install --no-deps tokasaurus==0.0.4"),
         ("transformers", "pip install torch transformers==5.24.0"),
