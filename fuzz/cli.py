@@ -29,6 +29,7 @@ COMMANDS = {
 
 PASSES_ARGUMENTS = {"test"}
 """Commands that hand what they do not know on to another program."""
+HELP = {"help_option_names": ["-h", "--help"]}
 
 
 class LazyCommands(TyperGroup):
@@ -45,12 +46,12 @@ class LazyCommands(TyperGroup):
         module = importlib.import_module(f"fuzz.commands.{COMMANDS[cmd_name]}")
         app = typer.Typer(add_completion=False)
         passes = cmd_name in PASSES_ARGUMENTS
-        settings = {"allow_extra_args": True, "ignore_unknown_options": True} if passes else {}
+        settings = HELP | ({"allow_extra_args": True, "ignore_unknown_options": True} if passes else {})
         app.command(cmd_name, context_settings=settings)(module.command)
         return typer.main.get_command(app)
 
 
-app = typer.Typer(cls=LazyCommands, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True, add_completion=False, context_settings=HELP)
 
 
 @app.callback()

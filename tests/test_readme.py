@@ -47,3 +47,14 @@ def test_every_command_is_in_the_table() -> None:
 
     for name in COMMANDS:
         assert f"`{name}`" in README or f"pagefault {name}" in README or f"/ `{name}`" in README, name
+
+
+def test_the_targets_that_it_names_are_those_that_new_target_writes() -> None:
+    from fuzz.commands.new_target import TEMPLATES
+
+    named = re.findall(r"my_\w+\.py:(\w+)", README + "".join(page.read_text() for page in (ROOT / "docs").glob("*.md")))
+
+    assert set(named) == {"Target"}
+    for path in TEMPLATES.glob("[a-z]*.py"):
+        assert "\nclass Target:" in path.read_text()
+        assert f"new-target {path.stem} " in README

@@ -111,8 +111,11 @@ def _contenders(wish: Wish, device: str) -> tuple[list[Contender], dict[str, str
     absent = {name: reason for name in peers.PEERS_BY_NAME if (reason := peers.found(name)) is not None}
     missing = {name: f"{reason}. {peers.PEERS_BY_NAME[name].how_to_get}" for name, reason in absent.items()}
     contenders = [make_contender(name, device) for name in dict.fromkeys((wish.target, *named))]
-    if INSTALLED_PEERS not in wish.against or device == "cpu":
-        return contenders, missing if device == "cuda" else {}
+    if device == "cpu":
+        cuda_only = {name: "runs on an NVIDIA GPU only" for name in peers.PEERS_BY_NAME if name not in absent}
+        return contenders, (missing | cuda_only if INSTALLED_PEERS in wish.against else {})
+    if INSTALLED_PEERS not in wish.against:
+        return contenders, missing
     for name in peers.PEERS_BY_NAME:
         if name not in absent and name not in (wish.target, *named):
             try:

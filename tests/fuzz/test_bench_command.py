@@ -177,6 +177,21 @@ def test_a_missing_peer_is_named_with_how_to_get_it(tmp_path: Path, monkeypatch:
     assert peers.found("fa3") is None
 
 
+def test_peers_that_were_asked_for_on_a_cpu_are_listed_with_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PEERS", tmp_path)
+    (tmp_path / "fa3.so").touch()
+    contenders, missing = session._contenders(session.Wish("plain-torch", against=("peers",)), "cpu")
+    _, unasked = session._contenders(session.Wish("plain-torch"), "cpu")
+
+    assert [contender.name for contender in contenders] == ["plain-torch"]
+    assert missing.keys() == peers.PEERS_BY_NAME.keys()
+    assert missing["fa3"] == "runs on an NVIDIA GPU only"
+    assert peers.PEERS_BY_NAME["vllm-triton"].how_to_get in missing["vllm-triton"]
+    assert unasked == {}
+
+
 @pytest.mark.parametrize(
     "text",
     ["32x4096x32/8/128/p16", "64x8192x32/8/128/p16/ragged", "256x1100x16/8/128/p1/mix", "8x8192x71/1/64/p24/q512"],

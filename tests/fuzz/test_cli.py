@@ -108,6 +108,15 @@ def test_every_command_has_a_page_of_help_and_takes_json(name: str, capsys: pyte
     assert "--json" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [[], ["run"], ["test"]])
+def test_h_is_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("-h", "--help"):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*arguments, option])
+        assert caught.value.code == 0
+        assert "Usage: pagefault" in capsys.readouterr().out
+
+
 def test_a_campaign_on_blocks_begins_within_a_second_and_a_half_and_without_torch(tmp_path: Path) -> None:
     taken = []
     for number in range(5):  # the first may have to write compiled files, and the machine may be busy
@@ -127,7 +136,7 @@ def test_a_campaign_on_blocks_begins_within_a_second_and_a_half_and_without_torc
 def test_the_supervisor_imports_neither_torch_nor_a_target() -> None:
     code = (
         "import sys, fuzz.commands.run, fuzz.progress, fuzz.summary; "
-        "print([m for m in sys.modules if 'torch' in m or 'paged_impl' in m])"
+        "print([m for m in sys.modules if 'torch' in m or 'paged_impl.' in m])"
     )
     line = [sys.executable, "-c", code]
     done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=True)
