@@ -15,7 +15,7 @@ from fuzz import corpus, messages, versions
 from fuzz.case_in_fork import NO_LIMIT_S
 from fuzz.journal import Head, Journal
 from fuzz.seeds import case_seed, num_steps
-from properties.blocks.declarations import FREED, OTHERWISE, lie
+from properties.blocks.declarations import COUNTED, lie
 from properties.case import Case, encode, write
 from properties.contract import AdapterError, UsageError
 from properties.declared import level_problem
@@ -199,7 +199,7 @@ class Loop:
                 self.marks[mark] = self.marks.get(mark, 0) + count
             if self.unseen:
                 self._keep_if_new(geometry, verdict)
-            self.frees.update({mark: marks[mark] for mark in (FREED, OTHERWISE) if marks[mark]})
+            self.frees.update({mark: marks[mark] for mark in COUNTED if marks[mark]})
         for breach in verdict.breaches:
             self._broke(breach, geometry, verdict, seed)
         if verdict.adapter is not None and not verdict.breaches:

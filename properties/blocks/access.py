@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from paged_ref.ownership import LiveSequence
+from properties.blocks.calls import AS_TOKENS
 from properties.blocks.state import State
 
 
@@ -21,6 +22,17 @@ def _misread(state: State, seq: LiveSequence, position: int, slot: int, verb: st
     )
 
 
+RECOMPUTED = "If what was hit is computed again by design, declare recomputes_hits=True"
+
+
+def counts_blocks(state: State, seq: LiveSequence, cached: int) -> bool:
+    """Whether a new sequence holds at least as many blocks of the cache as it is said to have tokens from there."""
+    size, content = state.block_size, state.shadow.run
+    if size == 1 or not cached or cached * size > len(seq.tokens) or state.geometry.window:
+        return False
+    return all(content[slot] == run for slot, run in zip(seq.slots[: cached * size], seq.runs, strict=False))
+
+
 def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
     """The leading `cached` tokens of a new sequence were taken from the cache: are they its own, and written?"""
     judged = state.judged
@@ -30,7 +42,7 @@ def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
         state.report(
             "HASH-4",
             f"sequence {seq.name} has {len(seq.tokens)} tokens and {cached} are said to be cached: no token is left "
-            f"to compute, so there is no query and no output; at most {len(seq.tokens) - 1} may be taken",
+            f"to compute, so there is no query and no output; at most {len(seq.tokens) - 1} may be taken. {RECOMPUTED}",
         )
         cached = len(seq.tokens)
     if not cached:
@@ -136,7 +148,8 @@ def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[
             "COW-1" if related else "SLOT-2",
             f"sequence {seq.name} is about to write position {position} into slot {slot} (block {block}), which "
             f"{'its relative' if related else 'sequence'} {(related or [others[0].name])[0]} holds too"
-            f"{_since_the_fork(state) if related else ''}. History of {state.shadow.history(block)}",
+            f"{_since_the_fork(state) if related else ''}. History of {state.shadow.history(block)}"
+            + (f". {AS_TOKENS}" if seq.name in state.as_blocks else ""),
         )
         return
 

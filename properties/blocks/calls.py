@@ -8,6 +8,8 @@ from paged_ref.ownership import LiveSequence
 from properties.blocks.state import State
 from properties.protocol import Copy
 
+AS_TOKENS = "If the number that was returned counts the blocks that were hit: it must count their tokens"
+
 
 def what_changed(state: State, before: tuple[object, object, object], slots_changed: Sequence[str]) -> str | None:
     """In words, what a call that must change nothing did change; None if nothing."""
@@ -42,11 +44,12 @@ def judge_refusal(
         state.report(
             "ALLOC-6",
             f"{what} was refused with {refusal}, but it needs no more than {blocks_in_words(need)}, and "
-            f"{unowned} of {len(state.usable)} are held by nobody{free}: free plus evictable blocks suffice{_limits(state)}",
+            f"{unowned} of {len(state.usable)} are held by nobody{free}: free plus evictable blocks suffice"
+            f"{undeclared_limits(state)}",
         )
 
 
-def _limits(state: State) -> str:
+def undeclared_limits(state: State) -> str:
     """A refusal may be meant: by a limit that could have been declared, and was not."""
     caps = state.capabilities
     limits = {
@@ -71,7 +74,9 @@ def judge_answer(state: State, what: str, answer: bool | None, *, copy_due: bool
     id = "COW-4" if copy_due else "ALLOC-4"
     state.judged[id] += 1
     if not answer:
-        state.report(id, f"the can-do answer for {what} was no, then it succeeded")
+        method = "can_append" if what.startswith("append") else "can_admit"
+        meant = f"If it says no to be on the safe side, by design, leave {method} out of the adapter"
+        state.report(id, f"the can-do answer for {what} was no, then it succeeded. {meant}")
 
 
 def num_available(state: State) -> int | None:
@@ -136,5 +141,6 @@ def judge_repeat(state: State, tokens: Sequence[int], runs: Sequence[int], cache
         state.report(
             "HASH-3P",
             f"{len(tokens)} tokens that share {common} with sequence {latest.name}, computed just before, hit {cached} "
-            f"and not {expected} (full blocks of {size}, one token left to compute)",
+            f"and not {expected} (full blocks of {size}, one token left to compute)"
+            + (f". {AS_TOKENS}" if cached and cached * size == expected and size > 1 else ""),
         )

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from paged_ref.ownership import LiveSequence
+from properties.blocks import access
 from properties.blocks.state import State
 from properties.contract import AdapterError
 
@@ -18,6 +19,26 @@ ENOUGH_FREES = 20
 """Unknown frees that went otherwise and changed nothing, after which a cache that believes them would have broken REF-3."""
 
 
+HIT = "a hit of several tokens a block"
+AS_BLOCKS = "a hit that counts blocks"
+ENOUGH_HITS = 8
+"""Hits that all fit a count of blocks, after which no count of tokens can be meant."""
+
+
+def note_hit(state: State, seq: LiveSequence, cached: int) -> None:
+    """Count the hits, and those whose number fits the blocks that were hit and not their tokens."""
+    state.as_blocks.discard(seq.name)
+    if not cached or state.block_size == 1 or state.geometry.window:
+        return
+    fits = access.counts_blocks(state, seq, cached)
+    if fits:
+        state.as_blocks.add(seq.name)
+    if fits and cached % state.block_size == 0:
+        return  # it may be either: what lies behind a hit can be right by chance
+    state.marks[HIT] += 1
+    state.marks[AS_BLOCKS] += fits
+
+
 def note_unknown_free(state: State, *, refused: bool) -> None:
     """Count a free of a sequence that is not live, and whether it went as declared."""
     state.marks[FREED] += 1
@@ -25,8 +46,16 @@ def note_unknown_free(state: State, *, refused: bool) -> None:
         state.marks[OTHERWISE] += 1
 
 
+COUNTED = (FREED, OTHERWISE, HIT, AS_BLOCKS)
+"""The marks by which `lie` tells."""
+
+
 def lie(capabilities: Any, marks: Mapping[str, int], broken: Collection[str]) -> AdapterError | None:
     """The error for a declaration that many traces together have shown to be wrong; None where there is none."""
+    hits = marks.get(AS_BLOCKS, 0)
+    if hits >= ENOUGH_HITS and hits == marks.get(HIT, 0):
+        what = f"admit (or allocate) returned the number of blocks that were hit, in {hits:,} hits of {hits:,}"
+        return AdapterError(what, "return the number of tokens: blocks x block_size")
     otherwise = marks.get(OTHERWISE, 0)
     if otherwise < ENOUGH_FREES or "REF-3" in broken:
         return None

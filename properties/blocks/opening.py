@@ -34,7 +34,8 @@ def judge_memory(state: State, probe: Probe) -> None:
             state.report(
                 "MEM-1",
                 f"a block of {state.block_size} tokens, {layers} layers, {heads} KV heads of {dim}, {itemsize} bytes an "
-                f"element, takes {expected} bytes (K and V), but the target says {found}",
+                f"element, takes {expected} bytes (K and V), but the target says {found}. "
+                "If there is more in a block, by design, leave block_bytes out of the adapter",
             )
 
 

@@ -132,6 +132,7 @@ class BlocksReferee(Bench):
         state, size = self.state, self.state.block_size
         if state.capabilities.prefix_cache:
             access.judge_hits(state, seq, cached)
+        declarations.note_hit(state, seq, cached)
         hits = blocks_of_slots(seq.slots[:cached], size)
         fresh = [block for block in seq.blocks if block not in hits]
         self._mark_hits(seq, cached, hits, before)
@@ -306,7 +307,11 @@ class BlocksReferee(Bench):
             return "crashed"
         problem = calls.what_changed(state, before, self._changed)
         if problem:
-            state.report("REF-3", f"free({op.name}) of a sequence that is not live {how} and changed {problem}")
+            state.report(
+                "REF-3",
+                f"free({op.name}) of a sequence that is not live {how} and changed {problem}. "
+                "If that is undefined by design, declare unknown_free=None",
+            )
         self._after(None, pool_seen=True)
         declarations.note_unknown_free(state, refused=error is not None)
         return "done"
@@ -321,7 +326,10 @@ class BlocksReferee(Bench):
             )
         state.judged["HASH-4"] += not state.capabilities.recomputes_hits
         if cached == len(op.tokens) and not state.capabilities.recomputes_hits:
-            state.report("HASH-4", f"lookup of {cached} tokens says that all are cached: no token is left to compute")
+            state.report(
+                "HASH-4",
+                f"lookup of {cached} tokens says that all are cached: no token is left to compute. {access.RECOMPUTED}",
+            )
         state.latest = latest
         calls.judge_repeat(state, op.tokens, state.runs.extend(state.runs.root(op.salt), op.tokens), cached)
         self._look_at_sequences()
@@ -353,7 +361,7 @@ class BlocksReferee(Bench):
                 state.report(
                     "ALLOC-5",
                     f"after everything was freed, {length} tokens that need {state.blocks_for(length)} blocks were "
-                    f"refused, although {room} of {len(state.usable)} blocks must be there",
+                    f"refused, although {room} of {len(state.usable)} blocks must be there{calls.undeclared_limits(state)}",
                 )
                 break
             names.append(name)
