@@ -242,14 +242,15 @@ def _declarations(
     spec: LevelSpec, adapter: Any, broken: dict[str, tuple[str, int]], judged: dict[str, int], marks: dict[str, int]
 ) -> list[Problem]:
     caps, problems = adapter.capabilities, []
-    if "CRASH-1" in broken and not marks.get("a refusal"):
+    refuses = "a refusal" in spec.marks(caps, spec.offered(adapter))  # what has no pool of its own never must
+    if "CRASH-1" in broken and not marks.get("a refusal") and spec.level != "attention":
         problems.append(
             (
                 f"nothing was ever refused, but a call raised: {broken['CRASH-1'][0]}",
                 "if that means 'no room', list the exception in capabilities.refusals",
             )
         )
-    elif not marks.get("a refusal") and "a refusal" in spec.marks(caps, spec.offered(adapter)):
+    elif not marks.get("a refusal") and refuses:
         problems.append(
             (
                 "pools of three blocks were filled and nothing was ever refused",

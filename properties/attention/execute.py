@@ -69,6 +69,10 @@ def execute(
         return _sorted_out(target, error)
 
 
+_BLANKS = ("store: ", "decode: ", "prefill: ", "copy_blocks: ", "open: ")
+"""How the text of an exception begins that a template raises where something is to be filled in."""
+
+
 def _sorted_out(target: AttentionTarget, error: BaseException) -> Refused | Fault:
     cause: BaseException = error
     while cause.__cause__ is not None and not isinstance(cause, guard.KernelFault):
@@ -77,6 +81,8 @@ def _sorted_out(target: AttentionTarget, error: BaseException) -> Refused | Faul
         return Fault(cause.kind, str(cause))
     if isinstance(cause, AssertionError) and "overflow detected" in str(cause):
         return Fault("overflow", f"{_kernel_line(cause)}: {cause}")
+    if isinstance(error, NotImplementedError) and str(error).startswith(_BLANKS) and is_adapter_fault(error, target):
+        raise AdapterError(f"the adapter of {target.name} raises {said(error)}", "fill it in") from error
     if isinstance(error, target.capabilities.refusals):
         return Refused(said(error))
     mistake = isinstance(error, PROGRAMMING_ERRORS) or not isinstance(error, Exception)

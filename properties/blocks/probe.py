@@ -75,10 +75,13 @@ class Probe:
         if isinstance(error, AdapterError):
             raise error
         what = f"{method} raised {said(error)} ({last_lines(error)})"
+        blank = isinstance(error, NotImplementedError)
+        if blank and method == "open":
+            raise AdapterError(what, _BLANK) from error  # wherever it was raised: nothing is there to be tested
         if is_adapter_fault(error, self.target):
             raise AdapterError(
                 f"{what}, in the adapter's own code, on legal use",
-                _BLANK if isinstance(error, NotImplementedError) else _OPEN if method == "open" else _REFUSAL,
+                _BLANK if blank else _OPEN if method == "open" else _REFUSAL,
             ) from error
         raise Crashed(what) from error
 

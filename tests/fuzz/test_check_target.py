@@ -78,14 +78,32 @@ def test_a_person_who_waits_is_told_of_the_call(capfd: pytest.CaptureFixture[str
     assert "checking mine: case 3: append of A\n" in capfd.readouterr().err
 
 
-def test_a_new_target_runs_into_its_first_blank(tmp_path: Path) -> None:
-    written = pagefault("new-target", "blocks", "mine.py", cwd=tmp_path)
-    checked = pagefault("check-target", "mine.py:Target", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("level", "blank"),
+    [("blocks", "open: build your manager"), ("engine", "open: build"), ("cache", "open: build"), ("attention", "")],
+)
+def test_a_new_target_runs_into_its_first_blank(level: str, blank: str, tmp_path: Path) -> None:
+    written = pagefault("new-target", level, "mine.py", cwd=tmp_path)
+    checked = pagefault("check-target", "mine.py:Target", "--time", "0.3s", cwd=tmp_path)
 
     assert written.code == 0
     assert "pagefault check-target mine.py:Target" in written.out
     assert checked.code == 2
-    assert "ADAPTER: open raised NotImplementedError: open: build your manager" in checked.out
+    assert f"NotImplementedError: {blank}" in checked.out
+    assert "    fix: fill it in\n" in checked.out
+    assert checked.out.count("ADAPTER") == 1
+
+
+def test_a_blank_outside_the_class_is_to_be_filled_in_too(tmp_path: Path) -> None:
+    pagefault("new-target", "blocks", "mine.py", cwd=tmp_path)
+    text = (
+        (tmp_path / "mine.py").read_text().replace('raise NotImplementedError("open: build your manager")', "build()")
+    )
+    (tmp_path / "mine.py").write_text(f"{text}\n\ndef build():\n    raise NotImplementedError\n")
+    checked = pagefault("check-target", "mine.py:Target", cwd=tmp_path)
+
+    assert "ADAPTER: open raised NotImplementedError" in checked.out
+    assert "    fix: fill it in\n" in checked.out
 
 
 def test_a_new_target_never_overwrites_a_file(tmp_path: Path) -> None:
