@@ -12,6 +12,8 @@ import msgspec
 from fuzz.campaign_state import Finding, TargetRun
 from fuzz.evidence import KEEPS_STATE, Evidence
 from fuzz.folder import DiskError, Folder
+from fuzz.story import what_is_known
+from fuzz.values import counted
 from fuzz.versions import version_under_test
 from properties.case import Case, encode, fingerprint, write
 from properties.ledger import Ledger
@@ -102,9 +104,10 @@ class Filing:
         self.folder.event(
             kind, target=run.name, property=case.property, fingerprint=finding.fingerprint, path=str(finding.path)
         )
-        steps = f"{len(case.operations)} step{'s' * (len(case.operations) != 1)}"
+        steps = counted(len(case.operations), "step")
         word = {"known": "known", "flaky": "FLAKY", "finding": "FOUND"}[kind]
-        self.tell(f"{word} {run.name} {case.property} in {steps}: {finding.path}")
+        known = f" ({what_is_known(finding)}; tracker: {finding.known.tracker})" if finding.known else ""
+        self.tell(f"{word} {run.name} {case.property} in {steps}: {finding.path}{known}")
 
 
 def _flaky(case: Case, detail: str) -> Case:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fuzz.values import counted
 from properties.contract import UsageError, clause
 from properties.engine.events import MOST_LINE
 from properties.engine.replay import HistoryVerdict, judge_history
@@ -67,12 +68,13 @@ def in_words(path: str, verdict: HistoryVerdict) -> str:
         lines += [f"CUT  {path}: {verdict.cut}. What stands before it was judged.", ""]
     if verdict.breaches:
         lines += ["A step in an explanation is a line of the history.", ""]
-    count = f"{verdict.num_events:,} events{name}: {verdict.num_requests:,} requests, {verdict.num_steps:,} steps"
-    live = f", {len(verdict.live)} requests live at the end" if verdict.live else ""
+    count = f"{counted(verdict.num_events, 'event')}{name}: {counted(verdict.num_requests, 'request')}, "
+    count += counted(verdict.num_steps, "step")
+    live = f", {counted(len(verdict.live), 'request')} live at the end" if verdict.live else ""
     clean = "no fault" + (" up to there" if verdict.error or verdict.cut else "")
     if verdict.breaches:
-        clean = f"{len(verdict.breaches)} clauses broken"
-    lines.append(f"{count}{live}; {clean}, {len(verdict.judged)} clauses judged")
+        clean = f"{counted(len(verdict.breaches), 'clause')} broken"
+    lines.append(f"{count}{live}; {clean}, {counted(len(verdict.judged), 'clause')} judged")
     if not verdict.breaches and not verdict.error and verdict.num_steps == 0:
         lines.append("There was no step: nothing was shown.")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fuzz.campaign import Campaign
 from fuzz.output import note
-from fuzz.values import plain_seconds
+from fuzz.values import counted, plain_seconds
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -67,14 +67,26 @@ class Progress:
     def _line(self) -> str:
         campaign = self.campaign
         total = campaign.options.seconds
-        elapsed = plain_seconds(max(1.0, round(campaign.elapsed_s)))
-        time_part = elapsed if total is None else f"{elapsed} of {plain_seconds(total)}"
-        parts = [time_part]
+        parts = [time_in_words(campaign.elapsed_s, total)]
         for run in campaign.runs.values():
             tally = run.tally
-            found = len(run.findings)
-            text = f"{run.name} {tally.operations:,} operations ({tally.per_second:,.0f}/s)"
-            parts.append(text + (f", {found} finding{'s' * (found != 1)}" if found else ""))
+            text = f"{run.name} {counted(tally.operations, 'operation')} ({tally.per_second:,.0f}/s)"
+            parts.append(text + (f", {counted(len(run.findings), 'finding')}" if run.findings else ""))
         if campaign.examiners.urgent:  # not those of clauses that are found already: some of them always wait
             parts.append(f"{campaign.examiners.urgent} to confirm")
         return " | ".join(parts)
+
+
+def time_in_words(elapsed_s: float, total_s: float | None) -> str:
+    """How much of a campaign's time has gone. Findings are still confirmed when it is up.
+
+    >>> time_in_words(12.2, 60.0), time_in_words(0.1, None), time_in_words(20.4, 15.0)
+    ('12s of 1m', '1s', '15s are up, confirming for 5s')
+    """
+    gone_s = max(1.0, round(elapsed_s))
+    if total_s is None:
+        return plain_seconds(gone_s)
+    over_s, total = round(elapsed_s - total_s), plain_seconds(total_s)
+    if over_s >= 1:
+        return f"{total} are up, confirming for {plain_seconds(over_s)}"
+    return f"{plain_seconds(min(gone_s, total_s))} of {total}"

@@ -50,6 +50,12 @@ def tell(case: Case, replay: str | None = None) -> str:
     return "\n".join([*lines, *(["", f"replay: {replay}"] if replay else [])])
 
 
+def what_is_known(finding: Finding) -> str:
+    """One sentence: the note of the ledger's entry for a known finding, else what the case itself says."""
+    note = finding.known.note.strip() if finding.known else ""
+    return note or finding.case.message.split("\n")[0].split(". ")[0]
+
+
 def _marked(case: Case) -> list[str]:
     """The steps, each with all that it breaks."""
     lines = steps_in_words(case.operations)

@@ -11,8 +11,9 @@ from fuzz.campaign_state import Finding
 from fuzz.loop import safe_name
 from fuzz.outcome import Outcome, exit_code, outcome_of
 from fuzz.output import hint, on_device
-from fuzz.story import Group, breaches_before, grouped, tell
-from fuzz.values import plain_seconds
+from fuzz.story import Group, breaches_before, grouped, tell, what_is_known
+from fuzz.values import counted, plain_seconds
+from properties.contract import clause
 
 
 def print_summary(campaign: Campaign, console: Console) -> None:
@@ -24,7 +25,8 @@ def print_summary(campaign: Campaign, console: Console) -> None:
         _print_target(outcome, console, on_device(campaign.options.device))
     _print_expired(campaign, console)
     if campaign.examiners.waiting:
-        plain(console, f"{campaign.examiners.waiting} broken cases are not confirmed yet; --resume goes on with them")
+        waiting = counted(campaign.examiners.waiting, "broken case")
+        plain(console, f"not confirmed yet: {waiting}; --resume goes on with them")
     for line in _closing(campaign):
         plain(console, line)
 
@@ -64,8 +66,9 @@ def _print_target(outcome: Outcome, console: Console, options: list[str]) -> Non
         _print_group(group, console, options)
     for finding in outcome.known:
         assert finding.known is not None
-        plain(console, f"\nknown: {run.name} {finding.case.property}, {finding.known.note}")
-        plain(console, f"tracker: {finding.known.tracker}\ncase:    {finding.path}")
+        case = finding.case
+        plain(console, f"\nknown: {run.name} {case.property} ({clause(case.property).text}), in {_steps(finding)}")
+        plain(console, f"what:    {what_is_known(finding)}\ntracker: {finding.known.tracker}\ncase:    {finding.path}")
         plain(console, f"replay:  {hint('repro', finding.path, *options)}")
     if run.ready:
         _print_reached(outcome, console)
@@ -90,8 +93,7 @@ def _print_group(group: Group, console: Console, options: list[str]) -> None:
 
 
 def _steps(finding: Finding) -> str:
-    count = len(finding.case.operations)
-    return f"{count} step{'s' * (count != 1)}"
+    return counted(len(finding.case.operations), "step")
 
 
 def _behind(finding: Finding, property: str) -> str:
@@ -109,9 +111,10 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
         plain(console, f"\n{run.name} judged: {judged or 'nothing: no case came to its end'}")
         plain(console, f"{run.name} reached: {marks or 'nothing'}")
     if run.tally.saved:
-        plain(console, f"{run.name}: {run.tally.saved:,} saved traces of earlier campaigns were run first")
+        plain(console, f"{run.name}: of earlier campaigns {counted(run.tally.saved, 'saved trace')} ran first")
     if run.tally.restarts:
-        plain(console, f"{run.name}: its process ended or hung {run.tally.restarts} times and was started again")
+        times = counted(run.tally.restarts, "time")
+        plain(console, f"{run.name}: its process ended or hung {times} and was started again")
     if any(f.case.property == "CRASH-1" for f in outcome.new) and not run.tally.marks.get("a refusal"):
         plain(
             console, f"{run.name} never refused anything: if CRASH-1 means 'no room', list it in capabilities.refusals"

@@ -71,6 +71,7 @@ class WorkloadRun:
         self.result = result
         self.num_live = num_live
         self.tell = tell
+        result.prefix_cache = self.probe.capabilities.prefix_cache
         self.pool = Pool(result, self.probe.capabilities.reserved_blocks, lambda: tell(result))
         self.next_own = survey.first_own
         self.checked_s = 0.0

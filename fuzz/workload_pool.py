@@ -29,8 +29,8 @@ class WorkloadResult:
     `num_skipped` are requests that never fitted, `num_cut` replies that ended early for want of room, `longest_blocks` what the
     longest request needs at its end. `evictions` counts blocks that held a full block of some prompt when they were handed
     out for other tokens: one count for each block, whether a lookup could still have found it or not, spare copies
-    included. `target_s` is the part of `elapsed_s` that was spent inside the target. `ended` says why a run stopped early,
-    "" where it did not.
+    included; it means nothing where the target declares no `prefix_cache`. `target_s` is the part of `elapsed_s` that was
+    spent inside the target. `ended` says why a run stopped early, "" where it did not.
     """
 
     target: str
@@ -47,6 +47,7 @@ class WorkloadResult:
     expected_hit_tokens: int | None = None
     peak_blocks: int = 0
     evictions: int = 0
+    prefix_cache: bool = True
     refusals: int = 0
     elapsed_s: float = 0.0
     target_s: float = 0.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fuzz.values import counted
 from fuzz.workload_pool import WorkloadResult
 from properties.contract import UsageError, clause
 
@@ -32,21 +33,25 @@ def _paragraph(result: WorkloadResult) -> list[str]:
         same = "equal to" if result.hit_tokens == result.expected_hit_tokens else "not equal to"
         expected = f", {same} the {result.expected_hit_tokens:,} counted from the file"
     lines = [
-        f"{result.target}: {result.num_requests:,} requests, block size {result.block_size}, {result.num_blocks:,} blocks",
+        f"{result.target}: {counted(result.num_requests, 'request')}, block size {result.block_size}, "
+        f"{counted(result.num_blocks, 'block')}",
         f"  hit {result.hit_tokens:,} of {result.prompt_tokens:,} prompt tokens ({result.hit_rate:.1%}){expected}",
-        f"  peak {result.peak_blocks:,} blocks in use, {result.refusals:,} refusals",
-        f"  {result.evictions:,} evictions: blocks that held a full block of a prompt when they were handed out for other "
-        "tokens, copies included",
-        f"  {result.num_operations:,} operations in {result.elapsed_s:.1f} s ({per_second:,.0f}/s), {result.target_s:.1f} s "
-        f"of it inside the target; the whole pool was checked {result.num_pool_checks} times",
+        f"  peak {counted(result.peak_blocks, 'block')} in use, {counted(result.refusals, 'refusal')}",
+        f"  {counted(result.evictions, 'eviction')}: blocks that held a full block of a prompt when they were handed out for "
+        "other tokens, copies included"
+        if result.prefix_cache
+        else "  no prefix cache is declared: what is handed out again was never there to be hit",
+        f"  {counted(result.num_operations, 'operation')} in {result.elapsed_s:.1f} s ({per_second:,.0f}/s), "
+        f"{result.target_s:.1f} s of it inside the target; the whole pool was checked "
+        f"{counted(result.num_pool_checks, 'time')}",
     ]
     if result.num_skipped or result.num_cut:
         lines.append(
-            f"  {result.num_skipped:,} requests never fitted, {result.num_cut:,} replies were cut short; the longest needs "
-            f"{result.longest_blocks:,} blocks"
+            f"  {counted(result.num_skipped, 'request')} never fitted, replies cut short: {result.num_cut:,}; the longest "
+            f"needs {counted(result.longest_blocks, 'block')}"
         )
     if result.ended:
-        lines.append(f"  ENDED EARLY, after {result.num_requests:,} requests: {result.ended}")
+        lines.append(f"  ENDED EARLY, after {counted(result.num_requests, 'request')}: {result.ended}")
     for breach in result.breaches:
         lines += [
             f"  FAULT  {breach.property}: {clause(breach.property).text}",

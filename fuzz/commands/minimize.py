@@ -64,5 +64,8 @@ def _write(case: Case, path: Path) -> None:
 
 
 def _size(case: Case) -> str:
-    tokens = sum(len(getattr(op, "tokens", ())) for op in case.operations)
-    return f"{len(case.operations)} steps with {tokens} tokens"
+    """Steps, and the tokens in them where there are any: a case of attention has none."""
+    runs = [run for op in case.operations for run in (getattr(op, "tokens", ()), *getattr(op, "runs", ()))]
+    tokens = sum(map(len, runs))
+    steps = values.counted(len(case.operations), "step")
+    return f"{steps} with {values.counted(tokens, 'token')}" if tokens else steps

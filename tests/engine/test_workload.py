@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ from fuzz.trace_file import Request, expected_hits, prompt_tokens, read_requests
 from fuzz.workload import run_blocks
 from fuzz.workload_engine import run_engine
 from fuzz.workload_pool import WorkloadResult
+from fuzz.workload_report import in_words
 from paged_impl.block_manager import BlockManager
 from paged_impl.scheduler import ScheduledStep, Scheduler
 from properties.contract import UsageError
@@ -244,6 +246,18 @@ def test_evictions_equal_a_count_by_hand(
 
     assert not result.breaches
     assert result.evictions == evictions
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_evictions_are_told_only_where_a_prefix_cache_is_declared(tmp_path: Path, prefix_cache: bool) -> None:
+    class Mine(OurBlocks):
+        capabilities = msgspec.structs.replace(OurBlocks.capabilities, prefix_cache=prefix_cache, salts=False)
+
+    result = run_blocks("mine", Mine(), requests_of(tmp_path, [1], [2], [3], [4]), 512, 3, 1, quiet)
+    text = in_words([result])
+
+    assert ("\n  1 eviction: " in text) == prefix_cache
+    assert ("no prefix cache is declared" in text) != prefix_cache
 
 
 def test_every_wrong_kind_of_file_is_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -170,6 +170,10 @@ def test_known_findings_are_counted_and_break_nothing(tmp_path: Path) -> None:
     assert {finding["property"] for finding in findings} == {"ALLOC-4P"}
     assert second.code == 0, second.out
     assert "tracker: issue 7" in second.out
+    assert "known: " in second.out
+    assert "(the predicted change of the free count is the actual one), in " in second.out
+    assert "\nwhat:    boasts\n" in second.out
+    assert "(boasts; tracker: issue 7)" in second.err
     assert f"known failure not met: {target} HASH-1" in second.out
     assert third.code == 1, "in another version it may be another fault"
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fuzz.campaign_state import Finding
-from fuzz.story import Group, grouped, in_order, tell
+from fuzz.commands.minimize import _size
+from fuzz.story import Group, grouped, in_order, tell, what_is_known
 from properties.blocks.operations import Admit, Free, Geometry
 from properties.case import Case, decode, encode, fingerprint
 from properties.contract import Breach, UsageError
+from properties.ledger import Entry
 from tests.fuzz.helpers import Finished, pagefault
 
 ADMIT_TWICE = (Admit("A", (0,)), Admit("B", (0, 1)))
@@ -137,3 +140,20 @@ def test_a_campaign_on_one_fault_tells_its_first_breach_first(leaky: tuple[Path,
     shown = pagefault("show", next(row for row in rows if row["property"] == "ALLOC-6")["path"], cwd=cwd)
     assert "<- breaks REF-1" in shown.out
     assert shown.out.index("first, at step") < shown.out.index("then, at step")
+
+
+def test_what_is_known_is_the_note_of_the_entry_or_what_the_case_says() -> None:
+    found = finding("REF-1", (Admit("A", (0,)),), ("REF-1", 1))
+    found.case.message = "block 0 has a count of 2, and one holder. It was handed out.\nMore."
+    entry = Entry(target="t", property="REF-1", fingerprints=(), tracker="issue 1")
+    found.known = entry
+    assert what_is_known(found) == "block 0 has a count of 2, and one holder"
+    found.known = msgspec.structs.replace(entry, note=" the count leaks ")
+    assert what_is_known(found) == "the count leaks"
+
+
+def test_the_size_of_a_case_counts_in_words_that_fit() -> None:
+    one = finding("REF-1", (Admit("A", (0,)),)).case
+    sizes = [_size(msgspec.structs.replace(one, operations=steps)) for steps in (one.operations, LONG, (Free("A"),))]
+
+    assert sizes == ["1 step with 1 token", "3 steps with 3 tokens", "1 step"]

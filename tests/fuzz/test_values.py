@@ -6,7 +6,7 @@ import doctest
 
 import pytest
 
-from fuzz import isolate, loop, outcome, values
+from fuzz import isolate, loop, outcome, progress, values
 from fuzz.as_test import as_python
 from properties.contract import UsageError
 
@@ -32,7 +32,7 @@ def test_the_limits_themselves_are_taken() -> None:
     assert values.seconds("30d", "--time") == values.LONGEST_S
 
 
-@pytest.mark.parametrize("module", [values, isolate, loop, outcome])
+@pytest.mark.parametrize("module", [values, isolate, loop, outcome, progress])
 def test_examples_of_docstrings(module: object) -> None:
     result = doctest.testmod(module)  # type: ignore[arg-type]
 
@@ -47,3 +47,12 @@ def test_a_struct_as_python_leaves_defaults_out() -> None:
     assert eval(as_python(Geometry(block_size=2, num_blocks=3, window=4))) == Geometry(
         block_size=2, num_blocks=3, window=4
     )
+
+
+@pytest.mark.parametrize("elapsed_s", [0.2 * number for number in range(200)])
+def test_progress_never_shows_more_time_than_there_is(elapsed_s: float) -> None:
+    shown = progress.time_in_words(elapsed_s, 15.0)
+    gone, _, total = shown.partition(" of ")
+
+    assert shown.startswith("15s are up, confirming for ") or (total == "15s" and values.seconds(gone, "x") <= 15)
+    assert ("are up" in shown) == (elapsed_s > 15.5)
