@@ -152,7 +152,7 @@ def _read_options(folder: Folder, targets: tuple[str, ...], damaged: list[Damage
         if not targets:
             raise UsageError(
                 f"{error}. Findings and saved traces are kept: name the targets as well to start afresh from them "
-                f"(pagefault run --resume {folder.path} -t TARGET)"
+                f"(pagefault run --resume {folder.path} -t TARGET, and --known-failures if it had a ledger of its own)"
             ) from None
         damaged.append(error)
         return _Options(list(targets), True, -1, str((folder.path / "corpus").absolute()))

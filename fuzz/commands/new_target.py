@@ -16,7 +16,9 @@ TEMPLATES = Path(fuzz.__file__).parent / "templates"
 
 
 def command(
-    kind: Annotated[str, typer.Argument(help="Level of the target: blocks, engine, attention or cache.", metavar="KIND")],
+    kind: Annotated[
+        str, typer.Argument(help="Level of the target: blocks, engine, attention or cache.", metavar="KIND")
+    ],
     file: Annotated[str, typer.Argument(help="Where to write it; must not exist yet.", metavar="FILE")],
     json_: Json = False,
 ) -> int:
