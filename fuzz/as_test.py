@@ -49,7 +49,7 @@ def as_test(case: Case, target: str) -> str:
         shown=_safe(case.target),
         target=target,
         clause=clause(case.property).text,
-        steps=_safe("\n".join(steps_in_words(case.operations))),
+        steps=_safe("\n".join(steps_in_words(case.operations, outcomes=case.outcomes))),
         message=_safe(case.message),
         module=type(case.geometry).__module__,
         names=", ".join(names),

@@ -66,6 +66,7 @@ def _judged(verdict: Verdict, watch: _Watch) -> messages.Judged:
         skipped=tuple(watch.skipped),
         adapter=str(verdict.adapter or ""),
         step=len(verdict.applied),
+        outcomes=getattr(verdict.state, "outcomes", {}),
     )
 
 

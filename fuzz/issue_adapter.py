@@ -43,7 +43,7 @@ def report_text(case: Case, title: str, words: str, code: Sequence[str], version
     return _REPORT.format(
         title=title,
         clause=clause(case.property).text,
-        steps="\n".join(steps_in_words(case.operations)),
+        steps="\n".join(steps_in_words(case.operations, outcomes=case.outcomes)),
         message=case.message + first,
         words=words,
         code="\n".join(code),

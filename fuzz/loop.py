@@ -228,6 +228,7 @@ class Loop:
             seed=seed,
             versions=self.versions,
             breaches=tuple(verdict.breaches),
+            outcomes=getattr(verdict.state, "outcomes", {}),
         )
         path = self.pending / f"{safe_name(self.target.name)}-{id}-{occurrence}.json"
         try:

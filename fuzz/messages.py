@@ -155,7 +155,8 @@ class Judged(Message, frozen=True, tag="judged"):
     """What came of a replay. `breaches` are `(property, message, step)`.
 
     `illegal` says why an operation has no meaning; `skipped` are the indices of all that had none. `adapter` says that the
-    adapter broke its protocol, `died` how the process ended. `step` is the last operation that was begun.
+    adapter broke its protocol, `died` how the process ended. `step` is the last operation that was begun. `outcomes` is as
+    in a case.
     """
 
     breaches: tuple[tuple[str, str, int], ...] = ()
@@ -164,6 +165,7 @@ class Judged(Message, frozen=True, tag="judged"):
     adapter: str = ""
     died: str = ""
     step: int = 0
+    outcomes: dict[int, str] = {}
 
 
 class Confirmed(Message, frozen=True, tag="confirmed"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -113,7 +114,7 @@ class Minimiser:
         for chosen, result in ((cut, again), (candidate, judged)):
             for id, message, _ in result.breaches:
                 if id == self.case.property:
-                    return self._described(chosen, message, result.breaches)
+                    return self._described(chosen, message, result.breaches, result.outcomes)
         return None
 
     def _crashed(self, candidate: Case, judged: messages.Judged) -> Case:
@@ -121,8 +122,14 @@ class Minimiser:
         message = crash_message(cut.operations, judged.died)  # what was broken before, nobody lived to tell
         return self._described(cut, message, [(CRASH, message, len(cut.operations))])
 
-    def _described(self, case: Case, message: str, breaches: Sequence[tuple[str, str, int]] = ()) -> Case:
+    def _described(
+        self,
+        case: Case,
+        message: str,
+        breaches: Sequence[tuple[str, str, int]],
+        outcomes: Mapping[int, str] = MappingProxyType({}),
+    ) -> Case:
         now = {**case.versions, **versions.versions_of(self.target.name)}
         order = tuple(Breach(*breach) for breach in breaches)
-        new = {"message": message, "versions": now, "flaky": False, "breaches": order}
+        new = {"message": message, "versions": now, "flaky": False, "breaches": order, "outcomes": dict(outcomes)}
         return Case(**{**msgspec.structs.asdict(case), **new})

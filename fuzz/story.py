@@ -58,7 +58,7 @@ def what_is_known(finding: Finding) -> str:
 
 def _marked(case: Case) -> list[str]:
     """The steps, each with all that it breaks."""
-    lines = steps_in_words(case.operations)
+    lines = steps_in_words(case.operations, outcomes=case.outcomes)
     for step in range(1, len(lines) + 1):
         here = [breach.property for breach in case.breaches if breach.step == step]
         if here:

@@ -175,6 +175,7 @@ def _finding(spec: LevelSpec, target: Target, id: str, trace: Any, ledger: Ledge
         geometry=trace[0],
         operations=trace[1],
         flaky=flaky,
+        outcomes=getattr(verdict.state, "outcomes", {}),
     )
     step = next((breach.step for breach in verdict.breaches if breach.property == id), len(trace[1]))
     return Finding(case, step, ledger.find(target.name, id, fingerprint(case)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -77,12 +77,18 @@ def geometry_in_words(geometry: Any) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in fields.items())
 
 
-def steps_in_words(operations: Sequence[Any], broken_at: int | None = None, property: str = "") -> list[str]:
-    """Numbered steps; the one that breaks the clause is marked."""
+def steps_in_words(
+    operations: Sequence[Any],
+    broken_at: int | None = None,
+    property: str = "",
+    outcomes: Mapping[int, str] | None = None,
+) -> list[str]:
+    """Numbered steps; the one that breaks the clause is marked, and what a step came to is said where it was not done."""
     lines = []
     for number, operation in enumerate(operations, 1):
         mark = f"   <- breaks {property}" if number == broken_at else ""
-        lines.append(f"  {number:3}  {operation_in_words(operation)}{mark}")
+        outcome = f" ({outcomes[number]})" if outcomes and number in outcomes else ""
+        lines.append(f"  {number:3}  {operation_in_words(operation)}{outcome}{mark}")
     return lines
 
 
@@ -95,7 +101,7 @@ def explain(case: Case, broken_at: int | None = None, replay: str | None = None)
         f"{broken.id}: {broken.text}",
         f"does not hold for {case.target}{settings}:",
         "",
-        *steps_in_words(case.operations, broken_at, broken.id),
+        *steps_in_words(case.operations, broken_at, broken.id, case.outcomes),
         "",
         case.message,
     ]

@@ -72,7 +72,7 @@ def _fields(case: Case, text: str) -> dict[str, object]:
         "message": case.message,
         "breaches": [breach._asdict() for breach in case.breaches],
         "geometry": msgspec.to_builtins(case.geometry),
-        "steps": [line.strip() for line in steps_in_words(case.operations)],
+        "steps": [line.strip() for line in steps_in_words(case.operations, outcomes=case.outcomes)],
         "flaky": case.flaky,
         "versions": case.versions,
         "fingerprint": fingerprint(case),

@@ -228,7 +228,9 @@ class Bench:
         self, what: str, refusal: str, need: int | None, answer: bool | None, *, copy_due: bool = False
     ) -> None:
         state = self.state
-        before = (state.free, state.cached, state.refs)
+        if not what.startswith("fill"):  # a part of a step
+            state.outcomes[state.step] = f"refused: {refusal.partition(':')[0]}"
+        before, first = (state.free, state.cached, state.refs), len(state.breaches)
         copies = self.probe.copies()
         self._look_at_sequences()
         calls.judge_refusal(state, what, refusal, need, answer, copy_due=copy_due)
@@ -237,8 +239,9 @@ class Bench:
         problem = calls.what_changed(state, before, self._changed)
         if copies:
             problem = f"the list of copies: it asks for {list(copies)}"
-        if problem:
+        if problem and "ALLOC-3" not in state.broken:
             state.report("ALLOC-3", f"{what} was refused with {refusal}, but it changed {problem}")
+            state.breaches.insert(first, state.breaches.pop())  # what else this step broke follows from it
 
     def _shared_blocks(self, seq: LiveSequence) -> tuple[int, ...]:
         """Blocks of a sequence whose overwriting somebody else would notice: held by others, or cached."""

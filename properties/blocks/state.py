@@ -61,6 +61,8 @@ class State:
         self.broken: set[str] = set()
         self.judged: dict[str, int] = dict.fromkeys(CLAUSES, 0)
         self.marks: Counter[str] = Counter()
+        self.outcomes: dict[int, str] = {}
+        """Step -> what it came to, where it was refused."""
         self.as_blocks: set[str] = set()
         """Sequences that were said to have as many tokens from the cache as they have blocks from there."""
         self.latest: str | None = None
