@@ -161,7 +161,12 @@ def _target(name: str, found: Any) -> Target:
 
 def _object(where: str, name: str) -> Any:
     module_name, _, attribute = where.rpartition(":")
-    module = _from_file(module_name) if module_name.endswith(".py") else _import(module_name, name)
+    is_file = module_name.endswith(".py")
+    try:
+        module = _from_file(module_name) if is_file else _import(module_name, name)
+    except ImportError as error:
+        _refuse_namesake(name, error, Path(module_name).resolve().parent if is_file else Path.cwd())
+        raise
     try:
         found = module
         for part in attribute.split("."):
@@ -172,6 +177,18 @@ def _object(where: str, name: str) -> Any:
         remedy = f"near it: {', '.join(near):.200}" if near else "it defines no class or function"
         raise UsageError(f"target {name!r}: {module_name} has no {attribute!r}; {remedy}") from None
     return found
+
+
+def _refuse_namesake(name: str, error: ImportError, folder: Path) -> None:
+    """Raises `UsageError` where the import that failed may have meant a module of the user's that is called as one of ours."""
+    top = (error.name or "").partition(".")[0]
+    ours = Path(__file__).parent.parent.parent
+    theirs = [path for path in (folder / f"{top}.py", folder / top) if path.exists()]
+    if top in ("properties", "fuzz", "paged_ref", "paged_impl") and theirs and folder != ours:
+        raise UsageError(
+            f"target {name!r} cannot be imported: {error}. {top!r} is a package of pagefault: give {theirs[0]} another name, "
+            "or import it as a part of a package of your own"
+        ) from error
 
 
 def _import(module_name: str, name: str) -> Any:

@@ -56,3 +56,16 @@ def test_a_test_file_beside_a_properties_py_says_what_to_do(tmp_path: Path) -> N
 
     assert "instead of a properties.py or folder of that name beside this file" in run()
     assert "properties.contract.ALLOC_4P: append" in run("--import-mode=importlib")
+
+
+@pytest.mark.parametrize("line", ["from properties import mine", "import properties.mine"])
+@pytest.mark.parametrize("target", ["target.py:Target", "target:Target"])
+def test_a_target_that_means_its_own_properties_is_told_of_the_name(line: str, target: str, tmp_path: Path) -> None:
+    (tmp_path / "target.py").write_text(line)
+    (tmp_path / "properties").mkdir()
+    (tmp_path / "properties" / "mine.py").touch()
+    done = pagefault("check-target", target, cwd=tmp_path)
+
+    assert done.code == 2
+    words = f"'properties' is a package of pagefault: give {tmp_path / 'properties'} another name"
+    assert words in done.err + done.out
