@@ -77,7 +77,9 @@ def _told(fits: list[tuple[str, float]]) -> str:
     names = [name for name, _ in fits]
     more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
     apart = "; this case does not tell them apart" if len(names) > 1 else ""
-    return f"the output is that of: {', or '.join(names[:MOST_TOLD])}{more} (largest difference {fits[0][1]:.1e}{apart})"
+    return (
+        f"the output is that of: {', or '.join(names[:MOST_TOLD])}{more} (largest difference {fits[0][1]:.1e}{apart})"
+    )
 
 
 def _read(scene: Scene, row: Row, reading: Reading) -> Tensor:
