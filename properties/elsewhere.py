@@ -38,10 +38,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 START = Path.cwd()
 """Where targets were looked up: names may be relative to it, and code of a target may have gone elsewhere since."""
 _MAIN = (
-    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
-    "from properties.elsewhere_child import main; main(sys.argv[1])"
+    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); sys.path.insert(0, sys.argv.pop(1)); "
+    "from properties.elsewhere_child import main; sys.path.pop(0); main(sys.argv[1])"
 )
-"""Not `-m`: that would look for us in the current folder first."""
+"""Not `-m`: that would look for us in the current folder first. No folder of the path hides us, and we hide nothing."""
 NOTE = "note"
 
 
@@ -112,7 +112,15 @@ def _ask(order: Order, folder: Path) -> tuple[Answer, str | None]:
     Nothing of it is left afterwards, processes that it forked included. Raises UsageError where the disk is full.
     """
     (folder / "order").write_bytes(pickle.dumps(order))
-    arguments = [sys.executable, "-P", "-c", _MAIN, os.pathsep.join(sys.path), str(folder)]
+    arguments = [
+        sys.executable,
+        "-P",
+        "-c",
+        _MAIN,
+        os.pathsep.join(sys.path),
+        str(Path(__file__).parents[1]),
+        str(folder),
+    ]
     # What a target prints is no output of ours: it goes to standard error.
     child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2, cwd=START, start_new_session=True)
     try:
