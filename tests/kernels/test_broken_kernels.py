@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from paged_impl import kernels
-from paged_impl.kernels.decode import Workspace
 from tests.kernels import plain
 
 FOLDER = Path(kernels.__file__).parent
@@ -57,7 +56,7 @@ def rejects(run: Callable[[], None]) -> bool:
 def check_decode(decode: Callable[..., tuple[torch.Tensor, torch.Tensor]], device: str) -> None:
     """The check of test_decode.py: ragged lengths with an empty row, cut and whole, with a window and without."""
     batch = plain.make_batch([1, 70, 0, 33], "4/2/32", 16, device=device)
-    workspace = Workspace()
+    workspace = decode.__globals__["Workspace"]()  # a broken module has a class of its own
     for num_splits, window in ((3, None), (1, None), (2, 9), (3, None)):
         out, lse = decode(
             *batch.decode_args(),
