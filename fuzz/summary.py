@@ -115,7 +115,9 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
     if run.tally.restarts:
         times = counted(run.tally.restarts, "time")
         plain(console, f"{run.name}: its process ended or hung {times} and was started again")
-    if any(f.case.property == "CRASH-1" for f in outcome.new) and not run.tally.marks.get("a refusal"):
+    # At the level of attention a refusal is about shapes, and declared by default.
+    crashed = any(f.case.property == "CRASH-1" and f.case.level != "attention" for f in outcome.new)
+    if crashed and not run.tally.marks.get("a refusal"):
         plain(
             console, f"{run.name} never refused anything: if CRASH-1 means 'no room', list it in capabilities.refusals"
         )
