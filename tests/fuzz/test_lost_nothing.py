@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,12 @@ def _findings(folder: Path) -> set[str]:
 
 
 def _pending(folder: Path) -> set[str]:
-    return {read(path).property for path in (folder / "pending").glob("*.json")}
+    """What waits to be confirmed. A campaign that runs may confirm, and remove, a file while it is read."""
+    waiting = set()
+    for path in (folder / "pending").glob("*.json"):
+        with suppress(FileNotFoundError):
+            waiting.add(decode(path.read_bytes()).property)
+    return waiting
 
 
 def test_kill_9_of_the_supervisor_loses_nothing_and_leaves_no_process(tmp_path: Path) -> None:
