@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from properties.lifeline import die_with_parent
+from properties.lifeline import die_with_parent, memory_hint, signal_name
 
 BEAT = b""
 """An empty frame: the work goes on."""
@@ -164,9 +164,4 @@ def describe_exit(code: int) -> str:
         return ""
     if code > 0:
         return f"the process ended itself with exit status {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = "a signal"
-    hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
-    return f"the process was killed by {name} (signal {-code}{hint})"
+    return f"the process was killed by {signal_name(-code) or 'a signal'} (signal {-code}{memory_hint(-code)})"

@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from properties.case import Case, fingerprint
 from properties.contract import AdapterError, UsageError
 from properties.judging import Finding, Results
 from properties.ledger import Entry, Ledger
+from properties.lifeline import command_of_ours, memory_hint, signal_name
 from properties.specs import spec_of
 from properties.targets import Target, Unavailable
 
@@ -37,11 +37,6 @@ LOST, FULL = 87, 88
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 START = Path.cwd()
 """Where targets were looked up: names may be relative to it, and code of a target may have gone elsewhere since."""
-_MAIN = (
-    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); sys.path.insert(0, sys.argv.pop(1)); "
-    "from properties.elsewhere_child import main; sys.path.pop(0); main(sys.argv[1])"
-)
-"""Not `-m`: that would look for us in the current folder first. No folder of the path hides us, and we hide nothing."""
 NOTE = "note"
 
 
@@ -112,15 +107,7 @@ def _ask(order: Order, folder: Path) -> tuple[Answer, str | None]:
     Nothing of it is left afterwards, processes that it forked included. Raises UsageError where the disk is full.
     """
     (folder / "order").write_bytes(pickle.dumps(order))
-    arguments = [
-        sys.executable,
-        "-P",
-        "-c",
-        _MAIN,
-        os.pathsep.join(sys.path),
-        str(Path(__file__).parents[1]),
-        str(folder),
-    ]
+    arguments = command_of_ours("properties.elsewhere_child", "main(sys.argv[1])", str(folder))
     # What a target prints is no output of ours: it goes to standard error.
     child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2, cwd=START, start_new_session=True)
     try:
@@ -176,9 +163,7 @@ def _words(status: int, folder: Path) -> str:
         return (folder / "lost").read_text()
     if status >= 0:
         return f"the process ended with exit status {status}"
-    names = {number.value: number.name for number in signal.Signals}
-    hint = ", as the system does when memory runs out" if -status == signal.SIGKILL else ""
-    return f"the process died of {names.get(-status, f'signal {-status}')}{hint}"
+    return f"the process died of {signal_name(-status) or f'signal {-status}'}{memory_hint(-status)}"
 
 
 def _finding(order: Order, target: Target, death: str, note: Path, ledger: Ledger) -> Finding:

@@ -11,6 +11,8 @@ import sys
 import time
 from contextlib import suppress
 
+from properties.lifeline import command_of_ours
+
 BYTES_OF_A_PROCESS = 40 << 30
 """What one needs for high block ids in real memory, on a GPU: see buffers.py."""
 MOST_SEEDS = 420
@@ -26,7 +28,7 @@ def warm(target_name: str, device: str, num_seeds: int) -> int:
     """
     num_seeds = min(num_seeds, MOST_SEEDS)
     shares = max(1, min(_room(device), (os.cpu_count() or 1) - 1, num_seeds))
-    command = [sys.executable, "-m", __name__, target_name, device, str(num_seeds), str(shares)]
+    command = command_of_ours(__name__, "main()", target_name, device, str(num_seeds), str(shares))
     workers = [
         subprocess.Popen([*command, str(share)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for share in range(shares)
@@ -68,6 +70,7 @@ def run_share(target_name: str, device: str, num_seeds: int, shares: int, share:
         drive(spec_of(target.level), target.make, seed)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """One process of `warm`: target, device, number of traces, of processes, and which of them this is."""
     name, where, *numbers = sys.argv[1:]
     run_share(name, where, *(int(number) for number in numbers))

@@ -7,7 +7,6 @@ length-prefixed pickles over the child's standard input and output; pools and ba
 import importlib
 import os
 import pickle
-import signal
 import struct
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from properties.attention.target import Batch, Output, Pool
+from properties.lifeline import signal_name
 
 
 class ChildDied(RuntimeError):
@@ -39,7 +39,7 @@ class Child:
             kind, value = _receive(process.stdout)
         except (EOFError, BrokenPipeError):
             status = self._end(process)
-            what = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+            what = f"signal {signal_name(-status) or -status}" if status < 0 else f"exit status {status}"
             raise ChildDied(f"the process of {self.where} died in {method}: {what}") from None
         if kind == "raised":
             raise value

@@ -65,45 +65,35 @@ class OurTriton:
 
     def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
         """Stores by slot mapping."""
-        key_cache, value_cache = (pool.key_cache, pool.value_cache) if pool.layout == "vllm" else pool.flash_views()
-        self.kernels.store(keys, values, key_cache, value_cache, slot_mapping)
+        self._store(pool, keys, values, slot_mapping)()
 
     def decode(self, pool: Pool, batch: Batch) -> Output:
         """One query per sequence."""
-        result = self.kernels.decode(
-            batch.q,
-            *pool.flash_views(),
-            batch.padded_block_tables(),
-            batch.context_lens_tensor(),
-            scale=batch.scale,
-            num_splits=batch.num_splits,
-            window=batch.window,
-            return_lse=batch.want_lse,
-        )
-        return Output(*result) if isinstance(result, tuple) else Output(result)
+        return _output(self._decode(pool, batch, return_lse=batch.want_lse)())
 
     def prefill(self, pool: Pool, batch: Batch) -> Output:
         """Causal attention of all queries."""
-        result = self.kernels.prefill(
-            batch.q,
-            *pool.flash_views(),
-            batch.padded_block_tables(),
-            batch.cu_seqlens_q(),
-            batch.context_lens_tensor(),
-            scale=batch.scale,
-            max_query_len=batch.max_query_len(),
-            window=batch.window,
-            return_lse=batch.want_lse,
-        )
-        return Output(*result) if isinstance(result, tuple) else Output(result)
+        return _output(self._prefill(pool, batch, return_lse=batch.want_lse)())
 
     def prepare_store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> Callable[[], None]:
         """`store` alone, its arguments checked beforehand."""
-        key_cache, value_cache = (pool.key_cache, pool.value_cache) if pool.layout == "vllm" else pool.flash_views()
-        return partial(self.kernels.store, keys, values, key_cache, value_cache, slot_mapping, check_values=False)
+        return self._store(pool, keys, values, slot_mapping, check_values=False)
 
     def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
         """`decode` with the batch converted and room for the output."""
+        return self._decode(pool, batch, out=_room(batch), check_values=False, workspace=self.workspace)
+
+    def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
+        """`prefill` with the batch converted and room for the output."""
+        return self._prefill(pool, batch, out=_room(batch), check_values=False)
+
+    def _store(
+        self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor, **options: Any
+    ) -> Callable[[], None]:
+        key_cache, value_cache = (pool.key_cache, pool.value_cache) if pool.layout == "vllm" else pool.flash_views()
+        return partial(self.kernels.store, keys, values, key_cache, value_cache, slot_mapping, **options)
+
+    def _decode(self, pool: Pool, batch: Batch, **options: Any) -> Callable[[], Any]:
         return partial(
             self.kernels.decode,
             batch.q,
@@ -113,13 +103,10 @@ class OurTriton:
             scale=batch.scale,
             num_splits=batch.num_splits,
             window=batch.window,
-            out=torch.empty_like(batch.q, memory_format=torch.contiguous_format),
-            check_values=False,
-            workspace=self.workspace,
+            **options,
         )
 
-    def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
-        """`prefill` with the batch converted and room for the output."""
+    def _prefill(self, pool: Pool, batch: Batch, **options: Any) -> Callable[[], Any]:
         return partial(
             self.kernels.prefill,
             batch.q,
@@ -130,6 +117,13 @@ class OurTriton:
             scale=batch.scale,
             max_query_len=batch.max_query_len(),
             window=batch.window,
-            out=torch.empty_like(batch.q, memory_format=torch.contiguous_format),
-            check_values=False,
+            **options,
         )
+
+
+def _output(result: Any) -> Output:
+    return Output(*result) if isinstance(result, tuple) else Output(result)
+
+
+def _room(batch: Batch) -> Tensor:
+    return torch.empty_like(batch.q, memory_format=torch.contiguous_format)
