@@ -32,6 +32,9 @@ class Service:
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGILL)
 
+    def die_of_a_nameless_signal(self) -> None:
+        os.kill(os.getpid(), 40)  # a real-time one
+
     def leave(self) -> None:
         sys.exit(3)
 
@@ -75,7 +78,14 @@ def test_an_exception_is_raised_here_and_the_child_lives_on() -> None:
     child.close()
 
 
-@pytest.mark.parametrize(("method", "message"), [("die", "died in die: signal SIGILL"), ("leave", "exit status 3")])
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("die", "died in die: signal SIGILL"),
+        ("die_of_a_nameless_signal", "died in die_of_a_nameless_signal: signal 40"),
+        ("leave", "exit status 3"),
+    ],
+)
 def test_a_death_is_told_and_the_next_call_starts_anew(method: str, message: str) -> None:
     child = Child(f"{__name__}:Service")
     before = child.call("whose")
