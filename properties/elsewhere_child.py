@@ -78,7 +78,7 @@ def noted(spec: LevelSpec, folder: Path, device: str) -> LevelSpec:
 
 def judge(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
     """Everything that `pytest properties` judges. What applies is written first, so that it is known after a death."""
-    from properties.attention.warm import warm
+    from properties.ahead import judge_ahead
     from properties.effort import effort_for
     from properties.judging import judge_target, read_corpus
     from properties.specs import spec_of
@@ -93,10 +93,9 @@ def judge(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
         "marks": spec.marks(sample.capabilities, offers),
     }
     write(Answer(results=early))
-    if order.device == "cuda":
-        warm(order.target, order.device, num_seeds)
+    ahead = judge_ahead(order.target, order.device, num_seeds, folder) if order.device == "cuda" else None
     spec = noted(spec, folder, order.device)
-    results = judge_target(target, profile, num_seeds, Ledger(order.known), read_corpus(), spec)
+    results = judge_target(target, profile, num_seeds, Ledger(order.known), read_corpus(), spec, ahead)
     if results.adapter is not None:
         raise results.adapter
     fields = ("findings", "tally", "applicable", "marks", "corpus")

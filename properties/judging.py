@@ -15,6 +15,7 @@ from typing import Any
 
 from hypothesis import settings
 
+from properties.ahead import Ahead
 from properties.blame import passes
 from properties.blocks.declarations import lie
 from properties.case import Case, fingerprint, read
@@ -88,13 +89,14 @@ def judge_target(
     ledger: Ledger,
     corpus: Sequence[Case],
     spec: LevelSpec | None = None,
+    ahead: Ahead | None = None,
 ) -> Results:
     """Judge a target on every clause that applies to it. Raises `Unavailable` where it cannot run here.
 
-    spec: the target's level, where its referees are to do more than judge.
+    spec: the target's level, where its referees are to do more than judge. ahead: seeded traces that were clean already.
     """
-    spec = spec or spec_of(target.level)
-    results = Results(target)
+    spec, ahead = spec or spec_of(target.level), ahead or Ahead()
+    results = Results(target, tally=ahead.tally)
     try:
         sample = new_target(target.make)
         offers = spec.offered(sample)
@@ -102,7 +104,7 @@ def judge_target(
         results.marks = spec.marks(sample.capabilities, offers)
         _replay(spec, results, corpus)
         _search(spec, results, profile)
-        _seeds(spec, results, num_seeds)
+        _seeds(spec, results, [seed for seed in range(num_seeds) if seed not in ahead.seeds])
         if results.adapter is None:
             results.tally.adapter = lie(sample.capabilities, results.tally.marks, results.tally.failing)
     except AdapterError as error:
@@ -133,10 +135,10 @@ def _search(spec: LevelSpec, results: Results, profile: settings) -> None:
             return
 
 
-def _seeds(spec: LevelSpec, results: Results, num_seeds: int) -> None:
+def _seeds(spec: LevelSpec, results: Results, seeds: Sequence[int]) -> None:
     if results.tally.adapter is not None:
         return
-    for seed in range(num_seeds):
+    for seed in seeds:
         geometry, verdict = drive(spec, results.target.make, seed, tolerate=set(results.tally.failing))
         _count(results, verdict)
         _keep(results, verdict, geometry)
@@ -145,12 +147,8 @@ def _seeds(spec: LevelSpec, results: Results, num_seeds: int) -> None:
 def _count(results: Results, verdict: Any) -> None:
     if verdict.adapter is not None:
         raise verdict.adapter
-    tally = results.tally
-    tally.traces += 1
-    tally.steps += len(verdict.applied)
-    tally.outcomes.update(verdict.outcomes)
-    tally.judged.update({id: count for id, count in verdict.state.judged.items() if count})
-    tally.marks.update(verdict.state.marks)
+    state = verdict.state
+    results.tally.count(len(verdict.applied), verdict.outcomes, state.judged, state.marks)
 
 
 def _keep(results: Results, verdict: Any, geometry: Any) -> None:

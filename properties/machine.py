@@ -7,7 +7,7 @@ minimiser shrinks. One rule stands for each kind of operation, so that Hypothesi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
@@ -66,6 +66,16 @@ class Tally:
     adapter: AdapterError | None = None
     body_s: float = 0.0
     """Seconds spent in the rules' bodies: target and referee, without Hypothesis and its draws."""
+
+    def count(
+        self, steps: int, outcomes: Mapping[str, int], judged: Mapping[str, int], marks: Mapping[str, int]
+    ) -> None:
+        """Add a trace of so many operations."""
+        self.traces += 1
+        self.steps += steps
+        self.outcomes.update(outcomes)
+        self.judged.update({id: count for id, count in judged.items() if count})
+        self.marks.update(marks)
 
 
 def search(

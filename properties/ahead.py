@@ -1,0 +1,144 @@
+"""Judges the seeded traces of a target ahead, in several processes: what is clean there is counted, everything else is left to
+be judged again by the one that gives the verdicts.
+
+For a GPU: a case costs what the oracle on the host costs, and the host has many cores (ATTENTION: 20,000 cases in eight
+minutes). What has to be compiled comes back through the compiler's own cache on disk, so that no compilation falls under
+the time limit of a trace.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from properties.lifeline import command_of_ours, die_with_parent
+from properties.machine import Tally
+
+BYTES_OF_A_PROCESS = 40 << 30
+"""What one needs for high block ids in real memory, on a GPU: see attention/buffers.py."""
+STILL_S = 150.0
+"""A process that has finished no trace for so long is given up; what it had not done is judged when its turn comes."""
+MOST_UNCLEAN = 20
+"""A process stops there: that target is broken, and each such trace has to be judged again."""
+POLL_S = 0.05
+
+
+class Clean(msgspec.Struct, frozen=True):
+    """What a trace without a breach adds to the tally."""
+
+    seed: int
+    steps: int
+    outcomes: dict[str, int]
+    judged: dict[str, int]
+    marks: dict[str, int]
+
+
+@dataclass
+class Ahead:
+    """The seeds whose traces are judged already, and their tally."""
+
+    seeds: set[int] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
+
+
+def judge_ahead(target_name: str, device: str, num_seeds: int, folder: Path) -> Ahead:
+    """Judge the traces of seeds 0 .. num_seeds in as many processes as device and host have room for.
+
+    Writes files `ahead-*` into the folder, a line for each clean trace. Whatever becomes of a process harms nothing: what it
+    has not written is not among `seeds`.
+    """
+    shares = max(1, min(_room(device), (os.cpu_count() or 1) - 1, num_seeds))
+    files = [folder / f"ahead-{share}" for share in range(shares)]
+    arguments = [target_name, device, str(num_seeds), str(shares)]
+    started = time.time()
+    with _started([[*arguments, str(share), str(file)] for share, file in enumerate(files)]) as workers:
+        for worker, file in zip(workers, files, strict=True):
+            _wait(worker, file, started)
+    return _read(files)
+
+
+@contextmanager
+def _started(orders: list[list[str]]) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    quiet = subprocess.DEVNULL  # what a target prints is printed again by who gives the verdict
+    workers = [
+        subprocess.Popen(command_of_ours(__name__, "main()", *order), stdout=quiet, stderr=quiet) for order in orders
+    ]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _wait(worker: "subprocess.Popen[bytes]", file: Path, started: float) -> None:
+    """Until it ends, or has not written for STILL_S; several that stand still do so together."""
+    while worker.poll() is None:
+        last = file.stat().st_mtime if file.exists() else started
+        if time.time() - max(started, last) > STILL_S:
+            return
+        time.sleep(POLL_S)
+
+
+def _read(files: list[Path]) -> Ahead:
+    ahead = Ahead()
+    for file in files:
+        for line in file.read_bytes().splitlines() if file.exists() else ():
+            with suppress(msgspec.MsgspecError):  # cut short, or something else wrote into it
+                clean = msgspec.json.decode(line, type=Clean)
+                if clean.seed in ahead.seeds:
+                    continue
+                ahead.seeds.add(clean.seed)
+                ahead.tally.count(clean.steps, clean.outcomes, clean.judged, clean.marks)
+    return ahead
+
+
+def _room(device: str) -> int:
+    """Processes that a device has memory for, this one left out."""
+    if device != "cuda":
+        return 2
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return free // BYTES_OF_A_PROCESS
+
+
+def run_share(target_name: str, device: str, num_seeds: int, shares: int, share: int, file: Path) -> None:
+    """Every `shares`-th trace; a line for a clean one, an empty line for another (a sign of life)."""
+    import torch
+
+    from properties.attention.budget import on_device
+    from properties.drive import drive
+    from properties.specs import spec_of
+    from properties.targets import load
+
+    torch.set_num_threads(1)
+    target = on_device(load(target_name), device)
+    unclean = 0
+    with file.open("wb", buffering=0) as written:
+        for seed in range(share, num_seeds, shares):
+            _, verdict = drive(spec_of(target.level), target.make, seed)
+            if verdict.adapter is not None or verdict.breaches:
+                unclean += 1
+                written.write(b"\n")
+                if unclean == MOST_UNCLEAN:
+                    return
+                continue
+            state = verdict.state
+            judged = {id: count for id, count in state.judged.items() if count}
+            line = Clean(seed, len(verdict.applied), dict(verdict.outcomes), judged, dict(state.marks))
+            written.write(msgspec.json.encode(line) + b"\n")
+
+
+def main() -> None:
+    """One process of `judge_ahead`: target, device, number of traces, of processes, which of them this is, its file."""
+    die_with_parent()
+    name, where, *numbers, file = sys.argv[1:]
+    num_seeds, shares, share = (int(number) for number in numbers)
+    run_share(name, where, num_seeds, shares, share, Path(file))
