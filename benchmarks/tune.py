@@ -53,21 +53,28 @@ def prefill_variants(case: Case) -> Iterator[tuple[str, dict]]:
         "shipped",
         {"rule": rules.prefill_rule(group, case.head_dim, case.page, case.query, case.context, torch.bfloat16, 90)},
     )
-    for m, n, w, s, tma in ((128, 64, 8, 5, False), (64, 64, 4, 5, False), (128, 64, 8, 5, True)):
-        if case.page >= 128 or not tma:
-            yield f"m{m} n{n} w{w} s{s}{' tma' if tma else ''}", {"rule": P(m, n, w, s, False, tma)}
+    tma = case.page % 128 == 0
+    for name, rule in (
+        ("128 rows, 128 keys", P(128, 128, 8, 5, 1, tma)),
+        ("256 rows", P(256, 64, 16, 5, 1, tma)),
+        ("256 rows of 4 heads", P(256, 64, 16, 5, 4, tma)),
+        ("two programs", P(128, 64, 8, 3, 1, tma, 128)),
+        ("two programs of 4 heads", P(128, 64, 8, 3, 4, tma, 128)),
+    ):
+        yield name, {"rule": rule}
 
 
 def bind(case: Case, x: inputs.Inputs, options: dict) -> Callable[[], torch.Tensor]:
     out = torch.full_like(x.q, float("nan"))
+    longest = int(x.lens.max())  # what an engine knows, and what the peers are told
     if case.kind == "decode":
         return lambda: decode(
-            x.q, x.k_cache, x.v_cache, x.table, x.lens, scale=x.scale, out=out, check_values=False, workspace=WORKSPACE,
-            **options,
+            x.q, x.k_cache, x.v_cache, x.table, x.lens, scale=x.scale, max_context_len=longest, out=out, check_values=False,
+            workspace=WORKSPACE, **options,
         )  # fmt: skip
     return lambda: prefill(
-        x.q, x.k_cache, x.v_cache, x.table, x.cu_q, x.lens, scale=x.scale, max_query_len=case.query, out=out,
-        check_values=False, **options,
+        x.q, x.k_cache, x.v_cache, x.table, x.cu_q, x.lens, scale=x.scale, max_query_len=case.query, max_context_len=longest,
+        out=out, check_values=False, **options,
     )  # fmt: skip
 
 

@@ -64,7 +64,8 @@ class TritonBackend(Backend):
     ) -> Tensor:
         out = self._kernels.decode(
             q, k_cache, v_cache, block_table, context_lens,
-            scale=scale, num_splits=self._num_splits, window=window, check_values=False, workspace=self._workspace,
+            scale=scale, num_splits=self._num_splits, window=window, max_context_len=max_context_len, check_values=False,
+            workspace=self._workspace,
         )  # fmt: skip
         assert isinstance(out, Tensor)  # a pair only where the LSE is asked for
         return out
@@ -85,7 +86,7 @@ class TritonBackend(Backend):
     ) -> Tensor:
         out = self._kernels.prefill(
             q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
-            scale=scale, max_query_len=max_query_len, window=window, check_values=False,
+            scale=scale, max_query_len=max_query_len, window=window, max_context_len=max_context_len, check_values=False,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out

@@ -156,6 +156,16 @@ def should_check_values(check_values: bool | None, device: torch.device) -> bool
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
+def bound_of_contexts(max_context_len: int | None, block_table: torch.Tensor, k_cache: torch.Tensor) -> int:
+    """Tokens that a context may have, as far as the host knows: what the table can hold, or the smaller bound given."""
+    capacity = block_table.shape[1] * k_cache.shape[1]
+    if max_context_len is None:
+        return capacity
+    require_integer("max_context_len", max_context_len)
+    require(max_context_len >= 0, f"max_context_len={max_context_len}; expected at least 0, or None")
+    return min(capacity, max_context_len)
+
+
 def check_context_values(
     block_table: torch.Tensor, context_lens: torch.Tensor, num_blocks: int, block_size: int
 ) -> None:

@@ -265,6 +265,7 @@ def decode(
     scale: float,
     num_splits: int | None = None,
     window: int | None = None,
+    max_context_len: int | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     check_values: bool | None = None,
@@ -281,11 +282,14 @@ def decode(
 
     num_splits: partitions of each sequence. A number fixes them (bits depend on that sequence alone; 1 is one pass);
     None shares the work of the batch evenly, so that the order of sums, and the last bits, depend on the batch and the
-    device. Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives
-    reading lengths and block ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the
-    launch rule. workspace: saves clearing the counters; for calls that follow one another alone.
+    device. max_context_len: a bound that the host knows (default: what the table can hold); the closer, the better the
+    choice of pieces, and a context beyond it is only slower. Writes only `out` (allocated when None). Raises ValueError
+    before any launch; `check_values=False` waives reading lengths and block ids (a wait for the device on a GPU; never
+    done during graph capture). rule: overrides the launch rule. workspace: saves clearing the counters; for calls that
+    follow one another alone.
     """
     _check(q, k_cache, v_cache, block_table, context_lens, num_splits, window, out, scale, workspace)
+    max_context = checks.bound_of_contexts(max_context_len, block_table, k_cache)
     if checks.should_check_values(check_values, q.device):
         checks.check_context_values(block_table, context_lens, k_cache.shape[0], k_cache.shape[1])
     num_seqs, num_heads, head_dim = q.shape
@@ -304,15 +308,16 @@ def decode(
             runtime.num_multiprocessors(q.device),
         )
         _launch(
-            q, k_cache, v_cache, block_table, context_lens, scale, num_splits, window, out, lse, rule, workspace or Workspace()
+            q, k_cache, v_cache, block_table, context_lens, scale, num_splits, window, max_context, out, lse, rule,
+            workspace or Workspace(),
         )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _launch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, context_lens: torch.Tensor,
-    scale: float, num_splits: int | None, window: int | None, out: torch.Tensor, lse: torch.Tensor, rule: rules.DecodeRule,
-    workspace: Workspace,
+    scale: float, num_splits: int | None, window: int | None, max_context: int, out: torch.Tensor, lse: torch.Tensor,
+    rule: rules.DecodeRule, workspace: Workspace,
 ) -> None:  # fmt: skip
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
@@ -322,7 +327,7 @@ def _launch(
     num_sms = runtime.num_multiprocessors(q.device)
     wave_pieces, num_pieces = rules.pieces(rule, pairs, num_sms)
     if num_splits is None:
-        num_splits = rules.fixed_splits(rule, num_seqs, pairs, capacity, num_sms)
+        num_splits = rules.fixed_splits(rule, num_seqs, pairs, max_context, num_sms)
     planned = num_splits is None
     lanes = num_seqs * num_splits if num_splits else num_seqs + num_pieces
     split = num_splits != 1

@@ -5,11 +5,11 @@
 
 with k and v read through sequence s's row of the block table: causal, aligned at the end of the context ("bottom
 right"), so that the last query sees everything. One program computes BLOCK_M query rows of one sequence by online
-softmax, as in decode.py. Tiles that every row sees in full carry no mask; only those on the diagonal do. Programs with
-the longest rows come first, so that none is left to the end.
+softmax, as in decode.py. Tiles that every row sees in full carry no mask; only those on the diagonal do. The programs of a
+sequence run one after another, so that its keys and values come from the L2 cache, those with the longest rows first.
 
-Rows are tokens of one query head, or, when there are few tokens, (token, head of the KV group) pairs, so that a short
-chunk still fills the tile. Letters: M rows, N tokens of a KV tile, D head dim.
+Rows are tokens of one query head, or (token, head of the KV group) pairs: a short chunk still fills the tile, and a long
+one spans fewer tokens, so that less is computed beyond the diagonal. Letters: M rows, N tokens of a KV tile, D head dim.
 """
 
 import torch
@@ -90,8 +90,8 @@ def prefill_kernel(
     TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // PACK
-    head_block, seq = tl.program_id(0), tl.program_id(1)
-    query_tile = tl.num_programs(2) - 1 - tl.program_id(2)
+    head_block, seq = tl.program_id(0), tl.program_id(2)
+    query_tile = tl.num_programs(1) - 1 - tl.program_id(1)
     query_start = tl.load(cu_ptr + seq).to(tl.int64)
     query_len = (tl.load(cu_ptr + seq + 1) - query_start).to(tl.int32)
     first_token = query_tile * BLOCK_TOKENS
@@ -163,6 +163,7 @@ def prefill(
     scale: float,
     max_query_len: int,
     window: int | None = None,
+    max_context_len: int | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     check_values: bool | None = None,
@@ -173,14 +174,16 @@ def prefill(
     q `[T, Hq, d]` holds the queries of all sequences one after the other; cu_seqlens_q int32 `[S + 1]` their bounds,
     starting at 0; context_lens int32 `[S]` the tokens in the cache, those of the queries (already stored) included.
     Caches, block_table, window and the guarantees about slots, table padding and rows that see nothing are those of
-    decode(). Rows of q past cu_seqlens_q[-1] are padding: their output is not written. The bits of a row depend on its
-    own sequence, max_query_len and the width of the table alone.
+    decode(). Rows of q past cu_seqlens_q[-1] are padding: their output is not written. max_context_len: a bound that the
+    host knows (default: what the table can hold), for the choice of tiles; a context beyond it is only slower. The bits of
+    a row depend on its own sequence, max_query_len and that bound alone.
 
     Writes only `out` (allocated when None). Raises ValueError before any launch; `check_values=False` waives reading
     lengths and block ids (a wait for the device on a GPU; never done during graph capture). rule: overrides the launch
     rule.
     """
     _check(q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, scale, max_query_len, window, out)
+    max_context = checks.bound_of_contexts(max_context_len, block_table, k_cache)
     if checks.should_check_values(check_values, q.device):
         checks.check_context_values(block_table, context_lens, k_cache.shape[0], k_cache.shape[1])
         checks.check_query_values(cu_seqlens_q, context_lens, q.shape[0], max_query_len)
@@ -190,8 +193,9 @@ def prefill(
     if num_tokens > 0 and context_lens.shape[0] > 0 and max_query_len > 0:
         group = num_heads // k_cache.shape[2]
         capability = runtime.compute_capability(q.device)
-        block_size, capacity = k_cache.shape[1], k_cache.shape[1] * block_table.shape[1]
-        rule = rule or rules.prefill_rule(group, head_dim, block_size, max_query_len, capacity, q.dtype, capability)
+        rule = rule or rules.prefill_rule(
+            group, head_dim, k_cache.shape[1], max_query_len, max_context, q.dtype, capability
+        )
         _launch(
             q,
             k_cache,
@@ -216,7 +220,6 @@ def _launch(
 ) -> None:  # fmt: skip
     num_heads, head_dim = q.shape[1:]
     group = num_heads // k_cache.shape[2]
-    pack = group if rule.pack and group <= rule.block_m else 1
     bits = runtime.reads_bf16_bits(q.dtype)
     q = q.float() if bits else q  # before its strides are taken: a converted copy is dense
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
@@ -226,16 +229,17 @@ def _launch(
     )
     box = [1, rule.block_n, 1, rules.padded_head_dim(head_dim)]
     descriptors = [TensorDescriptor.from_tensor(cache, box) if tma else None for cache in (k_cache, v_cache)]
-    grid = (num_heads // pack, context_lens.shape[0], triton.cdiv(max_query_len, rule.block_m // pack))
+    grid = (num_heads // rule.pack, triton.cdiv(max_query_len, rule.block_m // rule.pack), context_lens.shape[0])
+    capped = {"maxnreg": rule.max_registers} if rule.max_registers else {}
     prefill_kernel[grid](
         kernel_out, lse, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
         *descriptors, block_table, cu_seqlens_q, context_lens,
         scale * LOG2_E, block_table.shape[1] * k_cache.shape[1], num_heads,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
-        GROUP=group, PACK=pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
+        GROUP=group, PACK=rule.pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
         WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
-        BF16_BITS=bits, TMA=tma,         BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
-        num_warps=rule.num_warps, num_stages=rule.num_stages,
+        BF16_BITS=bits, TMA=tma, BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
+        num_warps=rule.num_warps, num_stages=rule.num_stages, **capped,
     )  # fmt: skip
     if bits:
         out.copy_(kernel_out)

@@ -43,14 +43,18 @@ class DecodeRule:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRule:
-    """block_m: query rows per program; pack: rows are (token, head of the group) pairs; block_n: tokens per KV tile."""
+    """block_m: query rows per program; block_n: tokens per KV tile; pack: query heads of a KV head whose rows a program takes.
+
+    tma: tiles are fetched by the copy engine; max_registers: of a thread, where more programs are to fit (0: no bound).
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    pack: bool
+    pack: int
     tma: bool = False
+    max_registers: int = 0
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -89,8 +93,9 @@ def decode_rule(
         rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=9 if width <= 64 else 5)
     elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
         # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too.
+        block_n = min(64, 4096 // width)
         one_wave = num_seqs * num_kv_heads <= 4 * num_sms and head_dim == width
-        block_n, num_stages, total = min(64, 4096 // width), deep if one_wave else 5, 6 if one_wave else 8
+        num_stages, total = (deep, 6) if one_wave else (5, 8)
         rule = DecodeRule(block_m, block_n, num_warps=2, num_stages=num_stages, wave=4, total=total)
     else:
         rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=deep)
@@ -99,17 +104,17 @@ def decode_rule(
     return rule
 
 
-def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, capacity: int, num_sms: int) -> int | None:
+def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, max_context: int, num_sms: int) -> int | None:
     """Pieces of every sequence where no look at the lengths is needed; None where the kernel has to plan.
 
-    What the host knows of the lengths is the width of the table (capacity, in tokens).
+    max_context: what the host knows of the lengths; the capacity of the table, if no more.
     """
-    no_row_is_long = capacity <= rule.short_tokens and num_seqs * pairs * 10 >= num_sms * 9
+    no_row_is_long = max_context <= rule.short_tokens and num_seqs * pairs * 10 >= num_sms * 9
     if no_row_is_long or num_seqs > MAX_PLANNED_SEQS:
         return 1
     if num_seqs == 1:
         wave_pieces, _ = pieces(rule, pairs, num_sms)
-        return min(wave_pieces, max(16, capacity // rule.block_n // rule.min_tiles))
+        return min(wave_pieces, max(16, max_context // rule.block_n // rule.min_tiles))
     return None
 
 
@@ -133,27 +138,51 @@ def pieces(rule: DecodeRule, pairs: int, num_sms: int) -> tuple[int, int]:
 
 
 def prefill_rule(
-    group: int, head_dim: int, block_size: int, max_query_len: int, capacity: int, dtype: torch.dtype, capability: int
+    group: int,
+    head_dim: int,
+    block_size: int,
+    max_query_len: int,
+    max_context: int,
+    dtype: torch.dtype,
+    capability: int,
 ) -> PrefillRule:
-    """Prefill is bound by arithmetic: 128 query rows per KV tile (wgmma, two warp groups), or few when there are few."""
+    """Prefill is bound by arithmetic: as many query rows per KV tile as registers allow, or few when there are few."""
     width = padded_head_dim(head_dim)
-    pack = max_query_len < 128 and group > 1
-    rows = max(16, int(triton.next_power_of_2(max_query_len * (group if pack else 1))))
-    if dtype == torch.float32:  # exact products run on the FMA units
-        return PrefillRule(min(32, rows), 32 if width <= 64 else 16, 4 if width <= 64 else 8, 2, pack)
-    if width > 128:
-        return (
-            PrefillRule(min(128, rows), 32, 8, 3, pack)
-            if capability == 90
-            else PrefillRule(min(64, rows), 32, 4, 2, pack)
-        )
-    if capability != 90:  # mma.sync, and shared memory for two stages of a small tile everywhere
-        return PrefillRule(min(64, rows), 64, 4, 2, pack)
-    if rows <= 64 or capacity <= 1024:  # short programs: two on a multiprocessor hide each other's start and end
-        return PrefillRule(min(64, rows), 64, 4, 5, pack)
-    # One page holds a tile: the copy engine fetches it. Smaller pages are gathered.
-    block_n = 64 if block_size % 64 == 0 and block_size % 128 else 128
-    return PrefillRule(128, block_n, 8, 5, pack, tma=block_size % block_n == 0)
+    few = max_query_len < 128
+    rows = max(16, int(triton.next_power_of_2(max_query_len * (group if few else 1))))
+    if capability == 90 and dtype != torch.float32 and width <= 128 and rows > 64:
+        rule = _wide_prefill_rule(group, width, block_size, max_query_len, max_context)
+    elif dtype == torch.float32:  # exact products run on the FMA units
+        rule = PrefillRule(min(32, rows), 32 if width <= 64 else 16, 4 if width <= 64 else 8, 2, pack=1)
+    elif capability == 90 and width > 128:
+        rule = PrefillRule(min(128, rows), 32, 8, 3, pack=1)
+    elif capability == 90:
+        rule = PrefillRule(min(64, rows), 64, 4, 5, pack=1)
+    else:  # mma.sync, and shared memory for two stages of a small tile everywhere
+        rule = PrefillRule(min(64, rows), 64 if width <= 128 else 32, 4, 2, pack=1)
+    if few and group <= rule.block_m:
+        return dataclasses.replace(rule, pack=group)
+    return rule
+
+
+def _wide_prefill_rule(group: int, width: int, block_size: int, max_query_len: int, max_context: int) -> PrefillRule:
+    """An H100's or H200's, by the number of tiles of a program (benchmarks/NOTES.md, prefill 8 to 10).
+
+    Few tiles: two programs on a multiprocessor hide each other's start and end. Many tiles in small pages: the addresses
+    of a tile are computed for twice as many rows. Many in pages that hold a tile: the copy engine fetches it, and the
+    largest tile is best. Rows of several heads of a KV head cover fewer tokens, so that less of a tile is hidden from them.
+    """
+    pack = next(heads for heads in (4, 2, 1) if group % heads == 0)
+    mean_context = max_context - max_query_len // 2
+    if mean_context <= 1024 and width <= 64:
+        return PrefillRule(64, 64, 4, 5, pack)
+    if mean_context <= 1024:
+        return PrefillRule(128, 64, 8, 3, pack, tma=block_size % 64 == 0, max_registers=128)
+    if block_size % 128 == 0:
+        return PrefillRule(128, 128, 8, 5, pack=1, tma=True)
+    if max_query_len * pack <= 128:
+        return PrefillRule(128, 128, 8, 5, pack=1)
+    return PrefillRule(256, 64, 16, 5, pack, tma=block_size % 64 == 0)
 
 
 def has_large_shared_memory(capability: int) -> bool:

@@ -11,7 +11,8 @@ import torch
 from paged_impl.kernels import decode, prefill, store
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-# (name, sequences, query length, query heads, KV heads, head dim, block size, dtype); contexts of 4096 tokens
+# (name, sequences, query length, query heads, KV heads, head dim, block size, dtype); contexts of 4096 tokens, "short" ones
+# as long as their queries
 DECODE = (
     ("one wave", 32, 1, 32, 8, 128, 16, BF16), ("one page a tile", 32, 1, 32, 8, 128, 256, BF16),
     ("four small programs", 64, 1, 32, 8, 128, 16, BF16), ("odd page", 32, 1, 32, 8, 128, 24, BF16),
@@ -20,7 +21,11 @@ DECODE = (
 )  # fmt: skip
 PREFILL = (
     ("long", 4, 4096, 32, 8, 128, 16, BF16), ("long, copy engine", 4, 4096, 32, 8, 128, 256, BF16),
+    ("long, odd page", 4, 4096, 28, 4, 128, 24, F16), ("long, one page a tile", 4, 4096, 32, 8, 128, 64, BF16),
+    ("long, padded head", 4, 4096, 32, 32, 96, 16, BF16), ("long, small head", 4, 4096, 16, 8, 64, 16, BF16),
     ("packed", 4, 16, 28, 4, 128, 16, BF16), ("wide head", 4, 2048, 16, 8, 256, 16, BF16),
+    ("short", 4, 512, 32, 8, 128, 16, BF16), ("short, odd page", 4, 512, 32, 32, 96, 24, BF16),
+    ("short, copy engine", 4, 512, 32, 8, 128, 256, BF16),
     ("float32", 4, 64, 32, 8, 128, 16, F32),
 )  # fmt: skip
 OTHER_DEVICES = ((80, 108), (89, 58))  # A100, L4: capability and multiprocessors; compiled for, never run
@@ -32,9 +37,9 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 def launches(
     kind: str, seqs: int, query: int, heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype,
-    device: tuple[int, int] = (90, 132),
+    device: tuple[int, int] = (90, 132), context: int = 4096,
 ) -> list[sm90.Launch]:  # fmt: skip
-    width = -(-4096 // block // 16) * 16
+    width = -(-context // block)
     cache = empty(64, block, kv_heads, dim, dtype=dtype)
     q = empty(seqs * query, heads, dim, dtype=dtype)
     with sm90.recording(*device) as recorded:
@@ -67,7 +72,8 @@ def main(write: Callable[[str], object] = sys.stdout.write) -> None:
     jobs = [(f"store {index}", launch) for index, launch in enumerate(store_launches())]
     for kind, shapes in (("decode", DECODE), ("prefill", PREFILL)):
         for name, *shape in shapes:
-            jobs += [(f"{kind} {name}", launch) for launch in launches(kind, *shape)]
+            context = shape[1] if name.startswith("short") else 4096
+            jobs += [(f"{kind} {name}", launch) for launch in launches(kind, *shape, context=context)]
     jobs_90 = [(name, 90, launch) for name, launch in jobs]
     others = [
         (f"{kind} {name}", capability, launch)

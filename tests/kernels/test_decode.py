@@ -91,6 +91,17 @@ def test_bits_do_not_depend_on_the_batch(num_splits: int, device: str) -> None:
         assert torch.equal(rows(torch.tensor(alone, device=device)), together[alone])
 
 
+@pytest.mark.parametrize("bound", [0, 7, 10**6])
+@pytest.mark.parametrize("lens", [[70, 5, 30], [70]], ids=["planned", "one"])
+def test_the_bound_of_contexts_changes_no_answer(bound: int, lens: list[int], device: str) -> None:
+    """Not even one that is too small."""
+    batch = plain.make_batch(lens, device=device)
+
+    out = decode(*batch.decode_args(), scale=batch.scale, max_context_len=bound)
+
+    plain.assert_close(out, plain.answer(batch)[0])
+
+
 def test_a_workspace_is_left_as_it_was_found(device: str) -> None:
     """Calls of any shape share one: each finds the counters zero, and gives the bits that it gives with its own."""
     workspace, counters = Workspace(), None
@@ -232,6 +243,8 @@ BAD = {
     "scale=nan; expected a number below 1e+30": lambda b: {"scale": float("nan")},
     "scale=inf": lambda b: {"scale": float("inf")},
     "scale='1'": lambda b: {"scale": "1"},
+    "max_context_len=-1; expected at least 0": lambda b: {"max_context_len": -1},
+    "max_context_len='9': expected a whole number": lambda b: {"max_context_len": "9"},
     "workspace=3; expected None or a Workspace": lambda b: {"workspace": 3},
     "several elements share one place": lambda b: {"out": b.q[:1].expand(2, -1, -1)},
 }  # fmt: skip

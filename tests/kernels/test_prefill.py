@@ -41,14 +41,36 @@ def test_agrees_with_float64(
 
 @pytest.mark.parametrize(
     ("rule", "block_size"),
-    [(rules.PrefillRule(32, 16, 4, 2, pack=True), 8), (rules.PrefillRule(16, 32, 4, 2, pack=False), 4),
-     (rules.PrefillRule(64, 16, 4, 2, pack=False, tma=True), 16), (rules.PrefillRule(32, 16, 4, 2, pack=True, tma=True), 32)],
+    [(rules.PrefillRule(32, 16, 4, 2, pack=2), 8), (rules.PrefillRule(16, 32, 4, 2, pack=1), 4),
+     (rules.PrefillRule(64, 16, 4, 2, pack=1, tma=True), 16), (rules.PrefillRule(32, 16, 4, 2, pack=2, tma=True), 32)],
     ids=["packed", "token rows", "copy engine", "copy engine, packed"],
 )  # fmt: skip
 def test_every_kind_of_rule(rule: rules.PrefillRule, block_size: int, device: str) -> None:
     batch = plain.make_batch([70, 37, 5], "4/2/32", block_size, torch.float16, [50, 37, 2], device=device)
 
     out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=50, rule=rule)
+
+    plain.assert_close(out, plain.answer(batch)[0])
+
+
+@pytest.mark.parametrize("max_context", [200, 5000])
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (24, 32), (64, 48), (128, 32), (16, 80)])
+def test_what_the_rules_choose_for_an_h200(block_size: int, head_dim: int, max_context: int, device: str) -> None:
+    """Tiles, heads and copy engine as there, also where they are interpreted; registers and stages have no meaning then."""
+    batch = plain.make_batch([200, 150, 3], f"8/2/{head_dim}", block_size, torch.float16, [200, 130, 3], device=device)
+    rule = rules.prefill_rule(4, head_dim, block_size, 200, max_context, torch.float16, 90)
+
+    out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=200, rule=rule)
+
+    plain.assert_close(out, plain.answer(batch)[0])
+
+
+@pytest.mark.parametrize("bound", [0, 7, 50, 10**6])
+def test_the_bound_of_contexts_changes_no_answer(bound: int, device: str) -> None:
+    """Not even one that is too small."""
+    batch = plain.make_batch([70, 37, 5], "4/2/32", 8, torch.float32, [50, 37, 2], device=device)
+
+    out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=50, max_context_len=bound)
 
     plain.assert_close(out, plain.answer(batch)[0])
 
@@ -105,6 +127,7 @@ BAD = {
     "scale=inf": lambda b: {"scale": float("inf")},
     "max_query_len=1.5: expected a whole number": lambda b: {"max_query_len": 1.5},
     "cu_seqlens_q=[0]; expected a tensor": lambda b: {"cu_seqlens_q": [0]},
+    "max_context_len=-2; expected at least 0": lambda b: {"max_context_len": -2},
     "max_query_len=-1": lambda b: {"max_query_len": -1},
     "context_lens[1]=50 exceeds block_table": lambda b: {"context_lens": b.lens.new_tensor([6, 50])},
 }  # fmt: skip

@@ -81,6 +81,32 @@ def test_alignment_is_what_all_strides_share() -> None:
 
 
 def test_the_copy_engine_needs_whole_tiles_in_a_page() -> None:
-    for block_size, expected in ((256, (128, True)), (64, (64, True)), (16, (128, False)), (24, (128, False))):
+    for block_size, expected in ((256, (128, True)), (64, (64, True)), (96, (64, False)), (16, (64, False))):
         rule = rules.prefill_rule(4, 128, block_size, 4096, 8192, BF16, 90)
         assert (rule.block_n, rule.tma) == expected
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 71])
+def test_the_rows_of_a_program_are_heads_of_one_kv_head(group: int) -> None:
+    """A program that took heads of two KV heads would read one of them for both."""
+    for query_len, capacity, block_size, device in itertools.product(
+        (1, 20, 128, 600, 8192), (600, 3000, 100_000), (16, 64, 256), (H200, A100)
+    ):
+        rule = rules.prefill_rule(group, 128, block_size, query_len, capacity, BF16, device[0])
+        assert group % rule.pack == 0
+        assert rule.pack <= rule.block_m
+
+
+@pytest.mark.parametrize(
+    ("query_len", "capacity", "block_size", "expected"),
+    [
+        (512, 512, 16, (128, 64, 4)), (512, 512, 256, (128, 64, 4)), (2048, 2048, 16, (128, 64, 4)),
+        (4096, 4096, 16, (256, 64, 4)), (4096, 4096, 256, (128, 128, 1)), (128, 2048, 256, (128, 128, 1)),
+        (128, 2048, 16, (256, 64, 4)), (20, 8192, 16, (128, 128, 4)), (1, 8192, 16, (16, 64, 4)),
+    ],
+)  # fmt: skip
+def test_how_a_chunk_is_cut(query_len: int, capacity: int, block_size: int, expected: tuple[int, int, int]) -> None:
+    """Few tiles, many gathered ones, many fetched ones: rows of a program, tokens of a tile, heads."""
+    rule = rules.prefill_rule(4, 128, block_size, query_len, capacity, BF16, 90)
+
+    assert (rule.block_m, rule.block_n, rule.pack) == expected

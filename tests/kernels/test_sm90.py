@@ -46,17 +46,28 @@ def test_every_kernel_is_compiled(compiled: list[dict[str, Any]]) -> None:
     }
 
 
-def test_nothing_is_spilled_in_a_loop(everything: list[dict[str, Any]]) -> None:
-    spilled = [(kernel["capability"], kernel["shape"]) for kernel in everything if kernel["spills_in_loops"]]
+def full(kernel: dict[str, Any]) -> bool:
+    """Prefill with 128 registers a thread: accumulator, scores and weights alone take 112 of them (NOTES.md, prefill 8)."""
+    return kernel["name"] == "prefill_kernel" and bool(kernel["num_registers"] == 128)
 
-    assert spilled == []
+
+def test_nothing_is_spilled_in_a_loop(everything: list[dict[str, Any]]) -> None:
+    """But where a thread is full: at most 60 accesses, in both loops together, beside some 1,000 instructions."""
+    for kernel in everything:
+        assert kernel["spills_in_loops"] <= (60 if full(kernel) else 0), kernel["shape"]
 
 
 def test_decode_spills_nothing_and_prefill_little(compiled: list[dict[str, Any]]) -> None:
-    """Prefill's largest tile parks up to 64 bytes of addresses while its loops run; see NOTES.md."""
+    """Prefill parks addresses while its loops run; see NOTES.md."""
     for kernel in compiled:
-        limit = 64 if kernel["name"] == "prefill_kernel" else 0
+        limit = 0 if kernel["name"] == "decode_kernel" else 176 if full(kernel) else 64
         assert kernel["stack_bytes"] <= limit, kernel["shape"]
+
+
+def test_two_short_prefill_programs_fit_a_multiprocessor(compiled: list[dict[str, Any]]) -> None:
+    short = [kernel for kernel in compiled if kernel["shape"].startswith("prefill short")]
+
+    assert [programs_per_multiprocessor(kernel) for kernel in short] == [2, 2, 2]
 
 
 def test_shared_memory_is_within_the_limit_of_every_device(everything: list[dict[str, Any]]) -> None:

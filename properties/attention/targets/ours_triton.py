@@ -14,6 +14,9 @@ from properties.attention.capabilities import AttentionCapabilities, Shape
 from properties.attention.target import Batch, Output, Pool
 from properties.targets import Unavailable
 
+MODEL_LIMIT = 8192
+"""Tokens that a context may have, where tables are as wide as that."""
+
 
 class OurTriton:
     """`paged_impl.kernels`: store, decode, prefill."""
@@ -69,11 +72,11 @@ class OurTriton:
 
     def decode(self, pool: Pool, batch: Batch) -> Output:
         """One query per sequence."""
-        return _output(self._decode(pool, batch, return_lse=batch.want_lse)())
+        return _output(self._decode(pool, batch, _tables(batch), return_lse=batch.want_lse)())
 
     def prefill(self, pool: Pool, batch: Batch) -> Output:
         """Causal attention of all queries."""
-        return _output(self._prefill(pool, batch, return_lse=batch.want_lse)())
+        return _output(self._prefill(pool, batch, _tables(batch), return_lse=batch.want_lse)())
 
     def prepare_store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> Callable[[], None]:
         """`store` alone, its arguments checked beforehand."""
@@ -81,11 +84,15 @@ class OurTriton:
 
     def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
         """`decode` with the batch converted and room for the output."""
-        return self._decode(pool, batch, out=_room(batch), check_values=False, workspace=self.workspace)
+        tables, longest = batch.padded_block_tables(), max(batch.context_lens, default=0)
+        options = {"out": _room(batch), "max_context_len": longest, "check_values": False}
+        return self._decode(pool, batch, tables, workspace=self.workspace, **options)
 
     def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
         """`prefill` with the batch converted and room for the output."""
-        return self._prefill(pool, batch, out=_room(batch), check_values=False)
+        tables, longest = batch.padded_block_tables(), max(batch.context_lens, default=0)
+        options = {"out": _room(batch), "max_context_len": longest, "check_values": False}
+        return self._prefill(pool, batch, tables, **options)
 
     def _store(
         self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor, **options: Any
@@ -93,12 +100,12 @@ class OurTriton:
         key_cache, value_cache = (pool.key_cache, pool.value_cache) if pool.layout == "vllm" else pool.flash_views()
         return partial(self.kernels.store, keys, values, key_cache, value_cache, slot_mapping, **options)
 
-    def _decode(self, pool: Pool, batch: Batch, **options: Any) -> Callable[[], Any]:
+    def _decode(self, pool: Pool, batch: Batch, tables: Tensor, **options: Any) -> Callable[[], Any]:
         return partial(
             self.kernels.decode,
             batch.q,
             *pool.flash_views(),
-            batch.padded_block_tables(),
+            tables,
             batch.context_lens_tensor(),
             scale=batch.scale,
             num_splits=batch.num_splits,
@@ -106,12 +113,12 @@ class OurTriton:
             **options,
         )
 
-    def _prefill(self, pool: Pool, batch: Batch, **options: Any) -> Callable[[], Any]:
+    def _prefill(self, pool: Pool, batch: Batch, tables: Tensor, **options: Any) -> Callable[[], Any]:
         return partial(
             self.kernels.prefill,
             batch.q,
             *pool.flash_views(),
-            batch.padded_block_tables(),
+            tables,
             batch.cu_seqlens_q(),
             batch.context_lens_tensor(),
             scale=batch.scale,
@@ -123,6 +130,17 @@ class OurTriton:
 
 def _output(result: Any) -> Output:
     return Output(*result) if isinstance(result, tuple) else Output(result)
+
+
+def _tables(batch: Batch) -> Tensor:
+    """The batch's tables, or for every other one tables that hold the longest context a model allows, as a captured graph
+    uses them: our kernels choose their tiles and pieces from that width."""
+    tables = batch.padded_block_tables()
+    if max(batch.context_lens, default=0) % 2 == 0:
+        return tables
+    wide = tables.new_full((len(tables), max(tables.shape[1], MODEL_LIMIT // batch.block_size)), -1)
+    wide[:, : tables.shape[1]] = tables
+    return wide
 
 
 def _room(batch: Batch) -> Tensor:
