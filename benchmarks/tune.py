@@ -34,12 +34,15 @@ def decode_cases() -> list[Case]:
 
 def decode_variants(case: Case) -> Iterator[tuple[str, dict]]:
     """The shipped rule, and one thing changed at a time."""
-    shipped = rules.decode_rule(case.batch, case.num_heads, case.num_kv_heads, case.head_dim, torch.bfloat16, 90, 132)
+    shipped = rules.decode_rule(
+        case.batch, case.num_heads, case.num_kv_heads, case.head_dim, case.page, torch.bfloat16, 90, 132
+    )
     half = dataclasses.replace(shipped, block_n=shipped.block_n // 2, num_warps=2, wave=4, total=12)
     for name, rule in (
         ("shipped", shipped),
         ("total 8", dataclasses.replace(shipped, total=8)),
         ("2 in flight", dataclasses.replace(shipped, num_stages=5)),
+        ("3 in flight", dataclasses.replace(shipped, num_stages=7)),
         ("half tile", half),
         ("plan short rows too", dataclasses.replace(shipped, short_tokens=0)),
     ):

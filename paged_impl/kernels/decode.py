@@ -303,6 +303,7 @@ def decode(
             num_heads,
             k_cache.shape[2],
             head_dim,
+            k_cache.shape[1],
             q.dtype,
             capability,
             runtime.num_multiprocessors(q.device),

@@ -71,8 +71,9 @@ def store_rule(head_dim: int, dtype: torch.dtype, interpreted: bool) -> StoreRul
 
 
 def decode_rule(
-    num_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, capability: int, num_sms: int
-) -> DecodeRule:
+    num_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, capability: int,
+    num_sms: int,
+) -> DecodeRule:  # fmt: skip
     """Decode is bound by memory: enough copies in flight on every multiprocessor, and equal work for each.
 
     A 16-bit tile is 16 KB of keys. Three of them in flight with their values take just under half of an H200's shared
@@ -94,14 +95,20 @@ def decode_rule(
     elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
         # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too.
         block_n = min(64, 4096 // width)
-        one_wave = num_seqs * num_kv_heads <= 4 * num_sms and head_dim == width
-        num_stages, total = (deep, 6) if one_wave else (5, 8)
+        full = _fill_waves(num_seqs * num_kv_heads, 4 * num_sms, block_size % block_n == 0) and head_dim == width
+        num_stages, total = (deep, 6) if full else (5, 8)
         rule = DecodeRule(block_m, block_n, num_warps=2, num_stages=num_stages, wave=4, total=total)
     else:
         rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=deep)
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
         rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
     return rule
+
+
+def _fill_waves(num_rows: int, wave: int, page_holds_tile: bool) -> bool:
+    """Whether rows fit into one wave, or fill two in pages that hold a tile: the fifth program that fewer copies make room
+    for cost 2 to 13 % there (NOTES.md, decode 14), and nothing elsewhere."""
+    return num_rows <= wave or (page_holds_tile and 18 * wave <= 10 * num_rows <= 20 * wave)
 
 
 def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, max_context: int, num_sms: int) -> int | None:

@@ -13,10 +13,10 @@ H200, A100, L4 = (90, 132), (80, 108), (89, 58)
 
 
 def decode_rule(
-    num_seqs: int, heads: str, device: tuple[int, int] = H200, dtype: torch.dtype = BF16
+    num_seqs: int, heads: str, device: tuple[int, int] = H200, dtype: torch.dtype = BF16, block_size: int = 16
 ) -> rules.DecodeRule:
     num_heads, num_kv_heads, head_dim = (int(part) for part in heads.split("/"))
-    return rules.decode_rule(num_seqs, num_heads, num_kv_heads, head_dim, dtype, *device)
+    return rules.decode_rule(num_seqs, num_heads, num_kv_heads, head_dim, block_size, dtype, *device)
 
 
 @pytest.mark.parametrize("device", [H200, A100, L4], ids=str)
@@ -40,7 +40,7 @@ def test_every_shape_has_a_legal_tile(device: tuple[int, int]) -> None:
 def test_the_rule_does_not_look_at_lengths() -> None:
     """Under CUDA graphs the host does not know them; and a row's bits may depend on its own length alone."""
     assert list(inspect.signature(rules.decode_rule).parameters) == [
-        "num_seqs", "num_heads", "num_kv_heads", "head_dim", "dtype", "capability", "num_sms",
+        "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "dtype", "capability", "num_sms",
     ]  # fmt: skip
 
 
@@ -78,6 +78,14 @@ def test_alignment_is_what_all_strides_share() -> None:
         1,
         2,
     ]
+
+
+def test_three_tiles_are_in_flight_where_waves_of_programs_are_full() -> None:
+    """132 multiprocessors with four programs each: 528 rows are a wave, two are filled by 951 to 1056."""
+    for num_seqs, block_size, stages in (
+        (64, 16, 7), (66, 256, 7), (80, 256, 5), (128, 256, 7), (128, 16, 5), (128, 24, 5), (256, 256, 5)
+    ):  # fmt: skip
+        assert decode_rule(num_seqs, "32/8/128", block_size=block_size).num_stages == stages
 
 
 def test_the_copy_engine_needs_whole_tiles_in_a_page() -> None:
