@@ -46,7 +46,7 @@ def figure(result: Result) -> Any:
     for axes, kind in zip(panels, kinds, strict=True):
         _panel(axes, kind, result)
     handles = {line.get_label(): line for axes in panels for line in axes.lines if line.get_marker() != "None"}
-    drawn.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize="small")
+    drawn.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize="small")
     drawn.suptitle(f"{result.device_name}, {result.rows[0].dtype}, {result.date}", fontsize="medium")
     return drawn
 

@@ -263,6 +263,14 @@ def test_the_plot_has_every_point_and_the_ceiling() -> None:
     assert "TB/s" in axes.get_title()
 
 
+def test_nothing_in_the_plot_hides_its_title() -> None:
+    figure = plot.figure(_result())
+    figure.canvas.draw()  # type: ignore[attr-defined, unused-ignore]
+    [legend] = figure.legends
+
+    assert not figure._suptitle.get_window_extent().overlaps(legend.get_window_extent())
+
+
 def test_a_rate_above_the_ceiling_is_explained() -> None:
     assert "still in the cache" not in in_words(_result())
     assert "still in the cache" in in_words(_result(_row("c", "ours", 64.0, of_ceiling=1.42)))
