@@ -27,7 +27,8 @@ class Case(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     `tolerated` are clauses that did not end the trace when it was found. `seed` reproduces the generation, where there was
     one. `versions` are those of pagefault, Python and the target. `flaky` marks a case that did not fail every time.
     `breaches` is everything that the trace broke when it was last judged, in order, so that a reader sees what came first.
-    `outcomes` says of a step, counted from 1, what it came to where it was not done: `refused: OutOfBlocks`.
+    `outcomes` says of a step, counted from 1, what it came to where its operation does not tell: `refused: OutOfBlocks`,
+    or the rows that an engine scheduled.
     `geometry` and `operations` are of the types of the level's `LevelSpec`.
     """
 

@@ -83,7 +83,7 @@ def steps_in_words(
     property: str = "",
     outcomes: Mapping[int, str] | None = None,
 ) -> list[str]:
-    """Numbered steps; the one that breaks the clause is marked, and what a step came to is said where it was not done."""
+    """Numbered steps, each with what it came to where its operation does not tell; the one that breaks the clause is marked."""
     lines = []
     for number, operation in enumerate(operations, 1):
         mark = f"   <- breaks {property}" if number == broken_at else ""

@@ -77,6 +77,7 @@ class EngineReferee(EngineBench):
 
     def _refused(self, op: Submit, refusal: str, fits: bool) -> None:
         state = self.state
+        state.refuse(refusal)
         state.marks["a refusal"] += 1
         state.judged["LIVE-1"] += 1
         if fits:
@@ -123,7 +124,8 @@ class EngineReferee(EngineBench):
             self.probe.call(
                 "submit", op.name, tuple(request.tokens[: request.prompt]), request.max_new_tokens, **salted
             )
-        except Refused:
+        except Refused as refusal:
+            state.refuse(str(refusal))
             state.marks["a duplicate was refused"] += 1
             self._after()
             return "refused"
@@ -149,6 +151,7 @@ class EngineReferee(EngineBench):
 
     def _one_step(self, hold: bool) -> Step:
         step = self.probe.step()
+        self.state.launched.append((self.state.step, tuple(step.rows)))
         self.play(step, self.probe.batch(step))
         if len(self.state.flights) > 1:
             self.state.marks["several steps in flight"] += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paged_ref.ownership import LiveSequence
 from properties.blocks.state import State
 from properties.engine.operations import EngineGeometry
-from properties.engine.protocol import EngineCapabilities, Step
+from properties.engine.protocol import EngineCapabilities, Row, Step
 
 
 @dataclass(slots=True)
@@ -44,6 +45,26 @@ class Flight:
     sampled: list[tuple[str, int]]
 
 
+MOST_STEPS = 4
+"""Steps of one operation that are told: the last ones."""
+
+
+def rows_in_words(rows: Sequence[Row]) -> str:
+    """The rows of a step: whose positions were computed, and who samples.
+
+    >>> rows_in_words([Row("A", 0, 4, True), Row("B", 2, 4, False)])
+    'A [0, 4) samples, B [2, 4)'
+    """
+    told = [f"{row.name} [{row.start}, {row.stop}){' samples' if row.samples else ''}" for row in rows]
+    return ", ".join(told) or "no rows"
+
+
+def _joined(steps: list[str]) -> str:
+    left_out = len(steps) - MOST_STEPS
+    before = [f"{left_out} steps"] if left_out > 0 else []
+    return "; then ".join(before + steps[-MOST_STEPS:])
+
+
 class EngineState(State):
     """The model's side of one trace on an engine.
 
@@ -68,8 +89,26 @@ class EngineState(State):
         self.since_progress = 0
         self.idle = 0
         self.tables_told = False
+        self.launched: list[tuple[int, tuple[Row, ...]]] = []
+        """Operation and rows of every step that was launched for it."""
         self.filling = False
         """The request that fills the pool is running: what blocks it now is a leak (ALLOC-5)."""
+
+    @property
+    def outcomes(self) -> dict[int, str]:
+        """Operation -> what it came to: a refusal, or the rows that were computed."""
+        rows: dict[int, list[str]] = {}
+        for operation, step in self.launched:
+            rows.setdefault(operation, []).append(rows_in_words(step))
+        return self._refused | {operation: _joined(steps) for operation, steps in rows.items()}
+
+    @outcomes.setter
+    def outcomes(self, refused: dict[int, str]) -> None:
+        self._refused = refused
+
+    def refuse(self, refusal: str) -> None:
+        """The operation of this moment was refused; the refusal begins with its name."""
+        self._refused[self.step] = f"refused: {refusal.partition(':')[0]}"
 
     def first_read(self, position: int) -> int:
         """The first position, sinks apart, that the query at `position` reads: 0, or where its window begins."""

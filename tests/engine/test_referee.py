@@ -151,3 +151,30 @@ def test_an_idle_engine_is_not_asked_for_steps() -> None:
     assert not verdict.breaches
     assert verdict.illegal == 2
     assert asked
+
+
+def test_a_step_is_told_with_its_rows_and_a_submit_with_its_refusal() -> None:
+    """A reader cannot see from "step" what the target scheduled."""
+    geometry = EngineGeometry(block_size=2, num_blocks=4, max_tokens_per_step=4, max_rows=2)
+    submits = [Submit("A", (0, 1, 2), (3, 4)), Submit("B", (0, 1), (5,)), Submit("C", tuple(range(9)), (1,))]
+    operations = [*submits, Launch(), Launch(), DriveToIdle()]
+    verdict = run_trace(SPEC, OurEngine, geometry, operations)
+
+    refused, first, second, last = steps_in_words(operations, outcomes=verdict.state.outcomes)[2:]
+
+    assert verdict.breaches == []
+    assert "(refused: " in refused
+    assert first.endswith("step (A [0, 3) samples, B [0, 1))")
+    assert second.endswith("step (A [3, 4) samples, B [1, 2) samples)")
+    assert "fill [0, 4)" in last
+
+
+def test_many_steps_of_one_operation_are_told_by_the_last() -> None:
+    geometry = EngineGeometry(block_size=2, num_blocks=8, max_tokens_per_step=4, max_rows=2)
+    operations = [Submit("A", (0,), (1,) * 9), DriveToIdle()]
+    verdict = run_trace(SPEC, OurEngine, geometry, operations)
+
+    told = verdict.state.outcomes[2]
+
+    assert told.startswith("9 steps; then fill [0, 4); then ")
+    assert told.count("fill") == 4
