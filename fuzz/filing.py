@@ -13,10 +13,10 @@ from fuzz.campaign_state import Finding, TargetRun
 from fuzz.evidence import KEEPS_STATE, Evidence
 from fuzz.folder import DiskError, Folder
 from fuzz.story import what_is_known
-from fuzz.values import counted
 from fuzz.versions import version_under_test
 from properties.case import Case, encode, fingerprint, write
 from properties.ledger import Ledger
+from properties.wording import counted
 
 KILLED = (9, 15)
 """SIGKILL and SIGTERM: somebody ended the process, or memory ran out."""

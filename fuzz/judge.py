@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fuzz.values import counted
 from properties.contract import UsageError, clause
 from properties.engine.events import MOST_LINE
 from properties.engine.replay import HistoryVerdict, judge_history
+from properties.wording import counted
 
 LINE_EVERY_S = 5.0
 """Seconds between two lines of progress."""

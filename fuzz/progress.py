@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from fuzz.campaign import Campaign
 from fuzz.output import note
-from fuzz.values import counted, plain_seconds
+from fuzz.values import plain_seconds
+from properties.wording import counted
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -12,8 +12,9 @@ from fuzz.loop import safe_name
 from fuzz.outcome import Outcome, exit_code, outcome_of
 from fuzz.output import hint, on_device
 from fuzz.story import Group, breaches_before, grouped, tell, what_is_known
-from fuzz.values import counted, plain_seconds
+from fuzz.values import plain_seconds
 from properties.contract import clause
+from properties.wording import counted
 
 
 def print_summary(campaign: Campaign, console: Console) -> None:

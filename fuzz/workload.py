@@ -17,6 +17,7 @@ from fuzz.workload_pool import WorkloadResult, block_keys
 from properties.blocks.operations import Geometry
 from properties.blocks.probe import Refused
 from properties.contract import AdapterError, Breach
+from properties.wording import counted
 
 
 class BlocksRun(WorkloadRun):
@@ -59,7 +60,9 @@ class BlocksRun(WorkloadRun):
         result.prompt_tokens += length
         result.hit_tokens += cached
         if cached >= length and not self.probe.capabilities.recomputes_hits:
-            self.pool.report("HASH-4", f"request {name} has {length} tokens and {cached} are said to be cached")
+            self.pool.report(
+                "HASH-4", f"request {name} has {counted(length, 'token')} and {cached} are said to be cached"
+            )
         blocks = self._table(name, length)
         keys = block_keys(number, chain, length, len(blocks), result.block_size)
         self.pool.hold(name, blocks, cached // result.block_size, keys)
@@ -133,7 +136,8 @@ class BlocksRun(WorkloadRun):
         if needed <= self.room:
             self.pool.report(
                 "ALLOC-6",
-                f"{method} of {name} was refused with {refusal}, though no other request is live: it needs {needed} blocks "
+                f"{method} of {name} was refused with {refusal}, though no other request is live: it needs "
+                f"{counted(needed, 'block')} "
                 f"of {self.room} that can be used",
             )
 
@@ -172,5 +176,9 @@ def judge_hit_count(result: WorkloadResult, expected: int) -> None:
     result.expected_hit_tokens = expected
     if result.hit_tokens > expected:
         result.breaches.append(
-            Breach("HASH-1", f"{result.hit_tokens} tokens were hit; the file allows {expected}", result.num_operations)
+            Breach(
+                "HASH-1",
+                f"{counted(result.hit_tokens, 'token')} were hit; the file allows {expected}",
+                result.num_operations,
+            )
         )

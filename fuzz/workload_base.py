@@ -13,6 +13,7 @@ from properties.blocks.operations import Geometry
 from properties.blocks.probe import Crashed, Probe, Refused
 from properties.contract import AdapterError, UsageError
 from properties.protocol import slots_from_table
+from properties.wording import counted
 
 POOL_CHECK_SHARE = 0.05
 """Share of the time that may go into looking at the whole pool."""
@@ -182,12 +183,18 @@ class WorkloadRun:
             self.pool.report(
                 "ALLOC-1" if wrong != -1 else "ALLOC-2",
                 f"request {name}, block {list(table).index(wrong)} of its table is {wrong}"
-                + (f", outside the pool of {num_blocks} blocks" if wrong != -1 else ": its tokens have no place"),
+                + (
+                    f", outside the pool of {counted(num_blocks, 'block')}"
+                    if wrong != -1
+                    else ": its tokens have no place"
+                ),
             )
             raise Unusable(f"request {name} has blocks that cannot be followed")
         if len(table) * size < num_tokens:
             self.pool.report(
-                "ALLOC-2", f"request {name} has {num_tokens} tokens, but only {len(table)} blocks of {size} for them"
+                "ALLOC-2",
+                f"request {name} has {counted(num_tokens, 'token')}, but only {counted(len(table), 'block')} "
+                f"of {size} for them",
             )
             raise Unusable(f"request {name} has too few blocks")
 

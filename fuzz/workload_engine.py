@@ -14,6 +14,7 @@ from properties.contract import AdapterError
 from properties.engine.operations import EngineGeometry
 from properties.engine.probe import EngineProbe
 from properties.engine.protocol import Row, Step
+from properties.wording import counted
 
 TOKENS_PER_STEP = 8192
 """Token budget of a step where the target chunks; else the longest request."""
@@ -120,7 +121,7 @@ class EngineRun(WorkloadRun):
 
     def _step(self) -> None:
         """One step, launched and finished. Raises `Unusable` where nothing moves any more."""
-        with self._operation("step", f"{len(self.live)} requests"):
+        with self._operation("step", f"{counted(len(self.live), 'request')}"):
             step = self.probe.step()
         self._judge_pace(step)
         if not self.result.num_operations % 8 or self.pool.in_use >= self.result.num_blocks * 0.9:
@@ -130,7 +131,7 @@ class EngineRun(WorkloadRun):
             self._row(row)
         sampling = [row.name for row in step.rows if row.samples]
         if step.rows:
-            with self._operation("finish", f"{len(step.rows)} rows"):
+            with self._operation("finish", f"{counted(len(step.rows), 'row')}"):
                 self.probe.call("finish", step, [self._token(name) for name in sampling])
         for name in sampling:
             self._told(name)
@@ -140,7 +141,9 @@ class EngineRun(WorkloadRun):
         self.still = 0 if any(row.samples for row in step.rows) else self.still + 1
         for count, most, what in ((self.idle, MOST_IDLE, "were empty"), (self.still, MOST_STILL, "sampled no token")):
             if count > most:
-                self.pool.report("LIVE-1", f"{count} steps in a row {what}; {len(self.live)} requests are live")
+                self.pool.report(
+                    "LIVE-1", f"{counted(count, 'step')} in a row {what}; {counted(len(self.live), 'request')} are live"
+                )
                 raise Unusable("nothing moves any more")
 
     def _check_rows(self, rows: Sequence[Row]) -> None:
@@ -158,7 +161,10 @@ class EngineRun(WorkloadRun):
                 )
             problem = "has two rows in one step" if row.name in seen else ""
             if row.stop > live.num_tokens:
-                problem = f"has {live.num_tokens} tokens, and the step computes positions {row.start} to {row.stop - 1}"
+                problem = (
+                    f"has {counted(live.num_tokens, 'token')}, and the step computes positions "
+                    f"{row.start} to {row.stop - 1}"
+                )
             if problem:
                 self.pool.report("BATCH-2", f"request {row.name} {problem}")
                 raise Unusable(f"request {row.name} cannot be followed")
@@ -166,7 +172,7 @@ class EngineRun(WorkloadRun):
                 self.pool.report(
                     "BATCH-4",
                     f"a token is sampled for request {row.name} after position {row.stop - 1}, but it has "
-                    f"{live.num_tokens} tokens: the others are not read",
+                    f"{counted(live.num_tokens, 'token')}: the others are not read",
                 )
                 raise Unusable(f"request {row.name} cannot be followed")
             seen.add(row.name)

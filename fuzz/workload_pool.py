@@ -14,6 +14,7 @@ from itertools import islice
 from fuzz.trace_file import CHUNK_TOKENS
 from properties.blocks.probe import Probe
 from properties.contract import Breach
+from properties.wording import counted
 
 EMPTY = -1
 MOST_COUNTS = 10_000
@@ -98,7 +99,9 @@ class Pool:
                     )
             else:
                 if held[block]:
-                    self.report("EVICT-1", f"block {block} was handed to {name} while {held[block]} requests hold it")
+                    self.report(
+                        "EVICT-1", f"block {block} was handed to {name} while {counted(held[block], 'request')} hold it"
+                    )
                 if content[block] >= 0:
                     self.result.evictions += 1
                 content[block] = keys[index]
@@ -175,7 +178,7 @@ class Pool:
             )
         lost = self.result.num_blocks - len(accounted) + len(outside)
         if lost:
-            self.report("ALLOC-1", f"{lost} blocks are neither free, nor held, nor cached")
+            self.report("ALLOC-1", f"{counted(lost, 'block')} are neither free, nor held, nor cached")
 
     def _check_counts(self, probe: Probe, held: set[int]) -> None:
         for block in islice(held, MOST_COUNTS):
@@ -183,7 +186,7 @@ class Pool:
             if stored != self.held[block]:
                 self.report(
                     "REF-1",
-                    f"block {block} has a reference count of {stored}, and {self.held[block]} requests hold it",
+                    f"block {block} has a reference count of {stored}, and {counted(self.held[block], 'request')} hold it",
                 )
                 return
 

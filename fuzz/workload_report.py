@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from fuzz.values import counted
 from fuzz.workload_pool import WorkloadResult
 from properties.contract import UsageError, clause
+from properties.wording import counted
 
 
 def in_words(results: Sequence[WorkloadResult]) -> str:

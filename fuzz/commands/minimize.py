@@ -15,6 +15,7 @@ from fuzz.story import tell
 from fuzz.whereabouts import located
 from properties.case import Case, fingerprint, read, write
 from properties.contract import UsageError
+from properties.wording import counted
 
 
 def command(
@@ -67,5 +68,5 @@ def _size(case: Case) -> str:
     """Steps, and the tokens in them where there are any: a case of attention has none."""
     runs = [run for op in case.operations for run in (getattr(op, "tokens", ()), *getattr(op, "runs", ()))]
     tokens = sum(map(len, runs))
-    steps = values.counted(len(case.operations), "step")
-    return f"{steps} with {values.counted(tokens, 'token')}" if tokens else steps
+    steps = counted(len(case.operations), "step")
+    return f"{steps} with {counted(tokens, 'token')}" if tokens else steps

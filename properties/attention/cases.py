@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from properties.attention.capabilities import Device, DType, LayoutName, Padding, Poison
+from properties.wording import counted
 
 VERSION = 1
 
@@ -181,11 +182,14 @@ def why_malformed(case: ReadCase) -> str | None:
     for row in case.rows:
         needed = blocks_needed(row.context_len, case.block_size)
         if len(row.table) < needed:
-            return f"row {row.key}: {row.context_len} tokens need {needed} blocks, the table has {len(row.table)}"
+            return (
+                f"row {row.key}: {counted(row.context_len, 'token')} need {counted(needed, 'block')}, the "
+                f"table has {len(row.table)}"
+            )
         if case.operation == "decode" and row.query_len != 1:
             return f"row {row.key}: a decode row has one query, not {row.query_len}"
         if case.operation == "prefill" and row.query_len > row.context_len:
-            return f"row {row.key}: {row.query_len} queries in a context of {row.context_len}"
+            return f"row {row.key}: {counted(row.query_len, 'query')} in a context of {row.context_len}"
         if row.shared_blocks and (row.parent not in keys or row.shared_blocks > needed):
             return f"row {row.key}: its {row.shared_blocks} shared blocks have no row {row.parent}"
         for index, block in enumerate(row.table[:needed]):

@@ -23,6 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from properties.wording import counted
+
 Addresses = npt.NDArray[np.int64]
 READS = {"create_masked_load": (0, 1)}
 WRITES = {"create_masked_store": (0, 2)}
@@ -86,7 +88,7 @@ class Watch:
             if bad.size:
                 raise KernelFault(
                     kind,
-                    f"{where()}: a {kind} touches {bad.size} elements of {memory.name} that this call must not "
+                    f"{where()}: a {kind} touches {counted(bad.size, 'element')} of {memory.name} that this call must not "
                     f"touch ({'slots that no sequence owns' if kind == 'load' else 'slots that are not listed'}), "
                     f"the first at byte {int(bad[0]) - memory.start} of its memory",
                 )
@@ -98,7 +100,7 @@ class Watch:
         raise KernelFault(
             kind,
             f"{where()}: a {kind} leaves every tensor of the launch in {num_lanes} active lanes, the first "
-            f"{distance} bytes {side} a tensor of {end - start} bytes",
+            f"{counted(distance, 'byte')} {side} a tensor of {counted(end - start, 'byte')}",
         )
 
 

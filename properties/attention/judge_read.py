@@ -27,6 +27,7 @@ from properties.attention.execute import Fault, Refused, check_output, execute, 
 from properties.attention.scene import Scene, build
 from properties.attention.target import AttentionTarget, Output
 from properties.attention.verdict import Verdict
+from properties.wording import counted
 
 FAULT_PROPERTY = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3", "crash": "CRASH-1"}
 
@@ -282,8 +283,9 @@ def _leak(judge: Judge) -> str:
 def _describe(judge: Judge, reading: Reading) -> str:
     case = reading.scene.case
     lines = [
-        f"{case.operation}, block size {case.block_size}, {case.num_blocks} blocks, {case.num_kv_heads * case.ratio} "
-        f"query heads on {case.num_kv_heads} KV heads of {case.head_size}, {case.dtype}, layout {case.layout}"
+        f"{case.operation}, block size {case.block_size}, {counted(case.num_blocks, 'block')}, "
+        f"{case.num_kv_heads * case.ratio} "
+        f"query heads on {counted(case.num_kv_heads, 'KV head')} of {case.head_size}, {case.dtype}, layout {case.layout}"
         f"{f', window {case.window}' if case.window else ''}"
         f"{f', num_splits {case.num_splits}' if case.num_splits else ''}"
     ]
@@ -292,10 +294,12 @@ def _describe(judge: Judge, reading: Reading) -> str:
         return "\n".join([*lines, f"{judge.target.name} {verb}: {reading.fault.message}"])
     if reading.changed_bytes:
         lines.append(
-            f"The call changed {reading.changed_bytes} bytes of the pool or around it: a read writes nothing there."
+            f"The call changed {counted(reading.changed_bytes, 'byte')} of the pool or around it: a read writes nothing there."
         )
     if reading.changed_queries:
-        lines.append(f"The call changed {reading.changed_queries} bytes of the queries or around them: they are input.")
+        lines.append(
+            f"The call changed {counted(reading.changed_queries, 'byte')} of the queries or around them: they are input."
+        )
     for wrong in reading.wrong[:2]:
         lines.append(_describe_row(judge, reading.scene, wrong))
     if len(reading.wrong) > 2:
@@ -309,7 +313,7 @@ def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:
     table = row.table[: blocks_needed(row.context_len, scene.case.block_size)]
     index = f"[{token}, {head}, {dimension}]" if wrong.what == "out" else f"[{token}, {head}]"
     lines = [
-        f"row {row.key}: context {row.context_len}, {row.query_len} queries, blocks {list(table)}: "
+        f"row {row.key}: context {row.context_len}, {counted(row.query_len, 'query')}, blocks {list(table)}: "
         f"{found.num_bad_rows} of {found.num_rows} (token, head) rows of {wrong.what} are wrong",
         f"  worst at {index} (KV head {head // scene.case.ratio}): {found.actual:.6g}, float64 oracle {found.oracle:.6g}",
         f"  max error {found.max_error:.2e}, limit {found.max_limit:.2e} (plain {scene.case.dtype} run: "

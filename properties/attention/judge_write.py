@@ -18,6 +18,7 @@ from properties.attention.execute import Fault, Refused, execute, protection
 from properties.attention.judge_read import FAULT_PROPERTY
 from properties.attention.target import AttentionTarget, Pool
 from properties.attention.verdict import Verdict
+from properties.wording import counted
 
 BITS = {2: torch.int16, 4: torch.int32}
 
@@ -65,7 +66,7 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
     if isinstance(result, Refused) and strided:
         verdict.counts["strided refused"] += 1
         return verdict
-    where = f"store of {len(case.slots)} tokens to slots {list(case.slots)}, {_pool_text(case)}"
+    where = f"store of {counted(len(case.slots), 'token')} to slots {list(case.slots)}, {_pool_text(case)}"
     if isinstance(result, Fault | Refused):
         property_id = "CRASH-1" if isinstance(result, Refused) else FAULT_PROPERTY[result.kind]
         property_id = "STORE-1" if property_id in ("READ-2", "READ-3") else property_id
@@ -84,7 +85,8 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
 
 def _pool_text(case: StoreCase | CopyCase) -> str:
     return (
-        f"{case.num_blocks} blocks of {case.block_size}, {case.num_kv_heads} KV heads of {case.head_size}, "
+        f"{counted(case.num_blocks, 'block')} of {case.block_size}, {counted(case.num_kv_heads, 'KV head')} "
+        f"of {case.head_size}, "
         f"{case.dtype}, layout {case.layout}"
     )
 
@@ -149,7 +151,7 @@ def _explain_store(
             lines.append(f"  and {len(wrong) - 4} more slots ({kind})")
     if len(lines) == 1:
         changed = sum(int((a != e).sum()) for a, e in zip(bytes_[1], bytes_[2], strict=True))
-        lines.append(f"  {changed} bytes outside the pool changed: a store went beyond the cache")
+        lines.append(f"  {counted(changed, 'byte')} outside the pool changed: a store went beyond the cache")
     listed = [slot for slot in case.slots if slot >= 0]
     misplaced = any(not torch.equal(after[which][listed], expected[which][listed]) for which in (0, 1))
     other = _other_layout(case, memory, bytes_[1], expected) if misplaced else None
@@ -175,7 +177,7 @@ def _explain_slot(case: StoreCase, slot: int, actual: Tensor, before: Tensor, to
         )
     num_wrong = int((actual != tokens[case.slots.index(slot)]).sum()) if listed else actual.numel()
     verb = "holds other bits than its token" if listed else "changed, though no token goes there"
-    return f"{verb} ({num_wrong} of {actual.numel()} elements)", "STORE-1"
+    return f"{verb} ({num_wrong} of {counted(actual.numel(), 'element')})", "STORE-1"
 
 
 def _other_layout(
@@ -225,7 +227,7 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
     before = [layer.snapshot() for layer in layers]
     copy_blocks = target.copy_blocks  # type: ignore[attr-defined]
     result = execute(target, lambda: copy_blocks([layer.pool for layer in layers], list(case.pairs)), device=device)
-    where = f"copy of blocks {list(case.pairs)} over {case.num_layers} layers, {_pool_text(case)}"
+    where = f"copy of blocks {list(case.pairs)} over {counted(case.num_layers, 'layer')}, {_pool_text(case)}"
     if isinstance(result, Fault | Refused):
         verdict.add("CRASH-1", f"{where}\n{target.name} failed: {result.message}")
         return verdict

@@ -1,6 +1,7 @@
 """A case as a person would say it, for reports. Plain data, no torch."""
 
 from properties.attention.cases import CopyCase, ReadCase, Row, StoreCase, blocks_needed
+from properties.wording import counted
 
 VARIED = {
     "repoison": "other values in unowned slots",
@@ -24,19 +25,23 @@ VARIED = {
 def in_words(case: ReadCase | StoreCase | CopyCase) -> str:
     """One line; settings at their usual value are left out."""
     pool = (
-        f"{case.num_blocks} blocks of {case.block_size}, {case.num_kv_heads} KV heads of {case.head_size}, {case.dtype}"
+        f"{counted(case.num_blocks, 'block')} of {case.block_size}, "
+        f"{counted(case.num_kv_heads, 'KV head')} of {case.head_size}, {case.dtype}"
     )
     pool += f", layout {case.layout}" if case.layout != "flash" else ""
     if isinstance(case, StoreCase):
-        return f"store {len(case.slots)} tokens in slots {list(case.slots)} ({pool}, {case.pool_form}, {case.query_form} keys)"
+        return (
+            f"store {counted(len(case.slots), 'token')} in slots {list(case.slots)} ({pool}, "
+            f"{case.pool_form}, {case.query_form} keys)"
+        )
     if isinstance(case, CopyCase):
         pairs = ", ".join(f"{source} to {destination}" for source, destination in case.pairs)
-        return f"copy block {pairs} in {case.num_layers} layers ({pool})"
+        return f"copy block {pairs} in {counted(case.num_layers, 'layer')} ({pool})"
     rows = "; ".join(_row(row, case.block_size, case.operation) for row in case.rows)
-    heads = f"{case.num_kv_heads * case.ratio} query heads"
+    heads = f"{counted(case.num_kv_heads * case.ratio, 'query head')}"
     extras = [
         f"window {case.window}" if case.window is not None else "",
-        f"{case.num_splits} partitions" if case.num_splits is not None else "",
+        f"{counted(case.num_splits, 'partition')}" if case.num_splits is not None else "",
         f"scale {case.scale:g}" if case.scale is not None else "",
         f"unowned slots hold {case.poison_k} keys and {case.poison_v} values",
     ]
@@ -46,6 +51,6 @@ def in_words(case: ReadCase | StoreCase | CopyCase) -> str:
 
 def _row(row: Row, block_size: int, operation: str) -> str:
     blocks = " ".join(map(str, row.table[: blocks_needed(row.context_len, block_size)])) or "none"
-    queries = f"{row.query_len} queries at the end of " if operation == "prefill" else ""
+    queries = f"{counted(row.query_len, 'query')} at the end of " if operation == "prefill" else ""
     shared = f", {row.shared_blocks} shared with row {row.parent}" if row.shared_blocks else ""
-    return f"row {row.key}: {queries}{row.context_len} tokens in blocks {blocks}{shared}"
+    return f"row {row.key}: {queries}{counted(row.context_len, 'token')} in blocks {blocks}{shared}"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from paged_ref.ownership import LiveSequence
 from properties.blocks.calls import AS_TOKENS
 from properties.blocks.state import State
+from properties.wording import counted
 
 
 def describe_run(state: State, run: int) -> str:
@@ -41,7 +42,7 @@ def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
     if cached > len(seq.tokens) - 1 and not recomputes:
         state.report(
             "HASH-4",
-            f"sequence {seq.name} has {len(seq.tokens)} tokens and {cached} are said to be cached: no token is left "
+            f"sequence {seq.name} has {counted(len(seq.tokens), 'token')} and {cached} are said to be cached: no token is left "
             f"to compute, so there is no query and no output; at most {len(seq.tokens) - 1} may be taken. {RECOMPUTED}",
         )
         cached = len(seq.tokens)

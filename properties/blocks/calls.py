@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paged_ref.ownership import LiveSequence
 from properties.blocks.state import State
 from properties.protocol import Copy
+from properties.wording import counted
 
 AS_TOKENS = "If the number that was returned counts the blocks that were hit: it must count their tokens"
 
@@ -95,7 +96,8 @@ def judge_prediction(state: State, what: str, predicted: int | None, before: int
     if before - after != predicted:
         state.report(
             "ALLOC-4P",
-            f"{what} was predicted to take {predicted} blocks, and took {before - after} (available: {before} before, "
+            f"{what} was predicted to take {counted(predicted, 'block')}, and took {before - after} "
+            f"(available: {before} before, "
             f"{after} after)",
         )
 
@@ -140,7 +142,8 @@ def judge_repeat(state: State, tokens: Sequence[int], runs: Sequence[int], cache
     if cached < expected:
         state.report(
             "HASH-3P",
-            f"{len(tokens)} tokens that share {common} with sequence {latest.name}, computed just before, hit {cached} "
+            f"{counted(len(tokens), 'token')} that share {common} with sequence {latest.name}, computed just "
+            f"before, hit {cached} "
             f"and not {expected} (full blocks of {size}, one token left to compute)"
             + (f". {AS_TOKENS}" if cached and cached * size == expected and size > 1 else ""),
         )

@@ -9,6 +9,7 @@ from paged_ref.ownership import LiveSequence
 from properties.blocks.state import Release, State
 from properties.contract import AdapterError
 from properties.protocol import slots_from_table
+from properties.wording import counted
 
 
 def _names(blocks: Iterable[int]) -> str:
@@ -29,7 +30,8 @@ def judge_slots(state: State, seq: LiveSequence) -> bool:
             state.report(
                 "ALLOC-1",
                 f"sequence {seq.name}, position {position} has slot {slot}, outside the pool of "
-                f"{state.geometry.num_blocks} blocks of {state.block_size} (slots 0 to {state.shadow.num_slots - 1})",
+                f"{counted(state.geometry.num_blocks, 'block')} of {state.block_size} (slots 0 to "
+                f"{state.shadow.num_slots - 1})",
             )
             return False
         if slot == -1 and position < length and not windowed:
@@ -52,7 +54,7 @@ def look_like_blocks(slots: Sequence[int], num_tokens: int, state: State) -> str
     starts = range(0, len(slots), size)
     if all(list(slots[at : at + size]) == [slots[at] + offset for offset in range(size)] for at in starts):
         return ""
-    return f"These look like block ids, one for each {size} tokens: {list(slots)}"
+    return f"These look like block ids, one for each {counted(size, 'token')}: {list(slots)}"
 
 
 AS_SLOTS = "if slots() returns the block table, return slots_from_table(table, block_size) of properties.protocol"
@@ -62,7 +64,7 @@ LEAST_MISSING = 2
 
 def _report_too_few(state: State, seq: LiveSequence) -> None:
     slots, length = seq.slots, len(seq.tokens)
-    what = f"sequence {seq.name} has {length} tokens but only {len(slots)} slots"
+    what = f"sequence {seq.name} has {counted(length, 'token')} but only {counted(len(slots), 'slot')}"
     advice = look_like_blocks(slots, length, state)
     if advice and length - len(slots) >= LEAST_MISSING:
         raise AdapterError(f"{what}. {advice}", AS_SLOTS)
@@ -89,7 +91,8 @@ def judge_length(state: State, seq: LiveSequence) -> None:
     if have != want:
         state.report(
             "ALLOC-2P",
-            f"sequence {seq.name} has {len(seq.tokens)} tokens, {want} blocks of {size}, but holds {have}",
+            f"sequence {seq.name} has {counted(len(seq.tokens), 'token')}, {counted(want, 'block')} of "
+            f"{size}, but holds {have}",
         )
 
 
@@ -123,7 +126,7 @@ def judge_refs(state: State, refs: Sequence[int]) -> None:
             names = [s.name for s in state.live.values() if block in s.blocks]
             state.report(
                 "REF-1",
-                f"block {block} has a stored reference count of {stored}, but {derived} sequences hold it"
+                f"block {block} has a stored reference count of {stored}, but {counted(derived, 'sequence')} hold it"
                 f"{' (' + ', '.join(names) + ')' if names else ''}. History of {state.shadow.history(block)}"
                 + _by_the_cache(state, block, stored - derived),
             )

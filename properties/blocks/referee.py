@@ -34,6 +34,7 @@ from properties.blocks.probe import Crashed, Refused
 from properties.blocks.state import Parked
 from properties.contract import AdapterError
 from properties.timelimit import TimedOut
+from properties.wording import counted
 
 Outcome = Literal["done", "refused", "illegal", "crashed"]
 
@@ -89,7 +90,7 @@ class BlocksReferee(Bench):
     ) -> Outcome:
         state, probe = self.state, self.probe
         salted = {"salt": salt} if state.capabilities.salts else {}
-        what = f"{verb}({name}, {len(tokens)} tokens)"
+        what = f"{verb}({name}, {counted(len(tokens), 'token')})"
         answer = probe.truth("can_admit", tokens, **salted) if "can_admit" in probe.offers else None
         predicts = "predict_admit" in probe.offers and not self._windowed  # a window gives blocks back within the call
         predicted = probe.number("predict_admit", tokens, **salted) if predicts else None
@@ -157,7 +158,7 @@ class BlocksReferee(Bench):
 
     def _append(self, op: Append, latest: str | None) -> Outcome:
         state, probe, seq = self.state, self.probe, self.state.live[op.name]
-        what = f"append({op.name}, {len(op.tokens)} tokens to {len(seq.tokens)})"
+        what = f"append({op.name}, {counted(len(op.tokens), 'token')} to {len(seq.tokens)})"
         count = len(op.tokens)
         tail_shared = self._tail_is_shared(seq)
         answer = probe.truth("can_append", op.name, count) if "can_append" in probe.offers else None
@@ -322,13 +323,14 @@ class BlocksReferee(Bench):
         cached = self.probe.number("lookup", op.tokens, **salted)
         if not 0 <= cached <= len(op.tokens):
             raise AdapterError(
-                f"lookup returned {cached} of {len(op.tokens)} tokens", "return how many leading tokens hit"
+                f"lookup returned {cached} of {counted(len(op.tokens), 'token')}", "return how many leading tokens hit"
             )
         state.judged["HASH-4"] += not state.capabilities.recomputes_hits
         if cached == len(op.tokens) and not state.capabilities.recomputes_hits:
             state.report(
                 "HASH-4",
-                f"lookup of {cached} tokens says that all are cached: no token is left to compute. {access.RECOMPUTED}",
+                f"lookup of {counted(cached, 'token')} says that all are cached: no token is left to compute. "
+                f"{access.RECOMPUTED}",
             )
         state.latest = latest
         calls.judge_repeat(state, op.tokens, state.runs.extend(state.runs.root(op.salt), op.tokens), cached)
@@ -360,8 +362,10 @@ class BlocksReferee(Bench):
             if outcome == "refused":
                 state.report(
                     "ALLOC-5",
-                    f"after everything was freed, {length} tokens that need {state.blocks_for(length)} blocks were "
-                    f"refused, although {room} of {len(state.usable)} blocks must be there{calls.undeclared_limits(state)}",
+                    f"after everything was freed, {counted(length, 'token')} that need "
+                    f"{counted(state.blocks_for(length), 'block')} were "
+                    f"refused, although {room} of {counted(len(state.usable), 'block')} must be "
+                    f"there{calls.undeclared_limits(state)}",
                 )
                 break
             names.append(name)

@@ -22,6 +22,7 @@ from properties.attention.scene import Scene
 from properties.cache.mirror import fill_slots
 from properties.cache.tensors import Part, Tensors
 from properties.contract import AdapterError
+from properties.wording import counted
 
 MOST_EXPECTED = 4096
 
@@ -134,7 +135,8 @@ class Reads:
         beside = f", in one step with {others}" * bool(others)
         self.state.report(
             id,
-            f"sequence {part.seq.name}, layer {layer}, query at position {position} of {part.stop} tokens{window}{beside}: "
+            f"sequence {part.seq.name}, layer {layer}, query at position {position} of "
+            f"{counted(part.stop, 'token')}{window}{beside}: "
             f"head {comparison.worst[1]}, dimension {comparison.worst[2]} is {comparison.actual:.6g}, dense attention over its "
             f"own tokens gives {comparison.oracle:.6g}. Error {comparison.max_error:.2g}, limit {comparison.max_limit:.2g} "
             f"(plain {self.geometry.dtype} code errs by {comparison.baseline_max_error:.2g}); {comparison.num_bad_rows} of "
@@ -148,7 +150,7 @@ class Reads:
             if self.tensors.pools and self._right(layer, parts, part, padding, strided=strided, clean=kinds):
                 return "READ-2", f"It is right where the {what} of slots that no sequence owns are zero"
         if padding and self._right(layer, parts, part, 0, strided=strided):
-            return "BATCH-3", f"It is right without the {padding} padding tokens"
+            return "BATCH-3", f"It is right without the {counted(padding, 'padding token')}"
         if strided and self._right(layer, parts, part, padding, strided=False):
             return "READ-7", "It is right with contiguous queries"
         if len(parts) > 1 and self._right(layer, [part], part, padding, strided=strided):

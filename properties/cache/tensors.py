@@ -23,6 +23,7 @@ from properties.cache.payload import Payload
 from properties.cache.protocol import Row, pools_of
 from properties.contract import AdapterError
 from properties.protocol import Copy
+from properties.wording import counted
 
 KINDS = ("keys", "values")
 PADDING = 123.0
@@ -166,7 +167,7 @@ class Tensors:
             self.state.report(
                 "STORE-1",
                 f"layer {layer}, {kind}: slot {slot} (block {slot // size}, offset {slot % size}) was to be written and "
-                f"does not hold the bits that were given; {len(missing)} of {len(listed)} slots are wrong"
+                f"does not hold the bits that were given; {len(missing)} of {counted(len(listed), 'slot')} are wrong"
                 + (f"; slot {foreign[0]}, which was not listed, changed" if foreign else ""),
             )
         elif foreign:

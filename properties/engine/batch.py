@@ -9,6 +9,7 @@ from properties.contract import AdapterError
 from properties.engine.protocol import Row, StepBatch
 from properties.engine.reads import misread
 from properties.engine.state import EngineState, Request
+from properties.wording import counted
 
 Pairs = Sequence[tuple[Row, Request]]
 
@@ -34,7 +35,8 @@ def mapped_slots(state: EngineState, pairs: Pairs, batch: StepBatch | None) -> l
     if len(mapping) < total:
         state.report(
             "BATCH-2",
-            f"the step computes {total} tokens, but the slot mapping has {len(mapping)} entries: {mapping}. The KV of "
+            f"the step computes {counted(total, 'token')}, but the slot mapping has {len(mapping)} entries: "
+            f"{mapping}. The KV of "
             f"the last {total - len(mapping)} is written nowhere",
         )
         mapping += [-1] * (total - len(mapping))
@@ -60,7 +62,9 @@ def _report_mapping(state: EngineState, row: Row, request: Request, slots: list[
     right = expected[index] if index < len(expected) else "none"
     what = f"slot {slots[index]}" if slots[index] >= 0 else f"slot {slots[index]}, so it is never written"
     outside = (
-        "" if slots[index] < state.shadow.num_slots else f", outside the {state.shadow.num_slots} slots of the pool"
+        ""
+        if slots[index] < state.shadow.num_slots
+        else f", outside the {counted(state.shadow.num_slots, 'slot')} of the pool"
     )
     state.report(
         "BATCH-2",
@@ -75,7 +79,8 @@ def _judge_padding_slots(state: EngineState, padding: Sequence[int], total: int)
         if slot >= 0 and slot // state.block_size not in reserved:
             state.report(
                 "SLOT-3",
-                f"entry {index} of the slot mapping is padding (the step computes {total} tokens) but names slot {slot}, "
+                f"entry {index} of the slot mapping is padding (the step computes {counted(total, 'token')}) "
+                f"but names slot {slot}, "
                 f"in block {slot // state.block_size}: what stands in the padding row is written there; use -1",
             )
             return
@@ -98,7 +103,9 @@ def _compare(state: EngineState, what: str, given: list[int], expected: list[int
     if given[: len(expected)] == expected:
         return
     if len(given) < len(expected):
-        state.report("BATCH-1", f"the step computes {len(expected)} tokens but has {len(given)} {what}: {given}")
+        state.report(
+            "BATCH-1", f"the step computes {counted(len(expected), 'token')} but has {len(given)} {what}: {given}"
+        )
         return
     index = next(i for i, value in enumerate(expected) if given[i] != value)
     row, position = _row_of(pairs, index)
@@ -145,7 +152,9 @@ def _judge_contexts(state: EngineState, pairs: Pairs, batch: StepBatch) -> None:
         for index, length in enumerate(given[len(pairs) :], len(pairs)):
             if length > 0 and not _is_harmless(state, batch, index):
                 state.report(
-                    "BATCH-3", f"entry {index} of context_lens is padding ({len(pairs)} rows) but reads {length} tokens"
+                    "BATCH-3",
+                    f"entry {index} of context_lens is padding ({counted(len(pairs), 'row')}) but reads "
+                    f"{counted(length, 'token')}",
                 )
     if batch.cu_seqlens_k is not None:
         sums = list(batch.cu_seqlens_k)
@@ -167,13 +176,14 @@ def _is_harmless(state: EngineState, batch: StepBatch, index: int) -> bool:
 def _judge_reach(state: EngineState, pairs: Pairs, given: Sequence[int], what: str) -> None:
     state.judged["BATCH-4"] += 1
     if len(given) < len(pairs):
-        state.report("BATCH-1", f"{what} has {len(given)} rows, the step has {len(pairs)}")
+        state.report("BATCH-1", f"{what} has {counted(len(given), 'row')}, the step has {len(pairs)}")
         return
     for (row, request), length in zip(pairs, given, strict=False):
         if length != row.stop:
             state.report(
                 "BATCH-4",
-                f"request {request.name}, row [{row.start}, {row.stop}): by {what} it reads {length} tokens, and {row.stop} "
+                f"request {request.name}, row [{row.start}, {row.stop}): by {what} it reads "
+                f"{counted(length, 'token')}, and {row.stop} "
                 f"are written: {_missed(request, row, length)}",
             )
             return
@@ -196,7 +206,8 @@ def _judge_tables(state: EngineState, pairs: Pairs, batch: StepBatch) -> None:
         return
     if len(batch.block_tables) < len(pairs):
         raise AdapterError(
-            f"batch has {len(batch.block_tables)} block tables for {len(pairs)} rows", "give one table a row, in order"
+            f"batch has {len(batch.block_tables)} block tables for {counted(len(pairs), 'row')}",
+            "give one table a row, in order",
         )
     size = state.block_size
     for (row, request), table in zip(pairs, batch.block_tables, strict=False):

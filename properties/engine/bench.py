@@ -16,6 +16,7 @@ from properties.engine.probe import EngineProbe
 from properties.engine.protocol import Row
 from properties.engine.state import EngineState, Request
 from properties.protocol import Copy
+from properties.wording import counted
 
 MOST_EVENTS = 64
 """Events of a block that are kept; the explanation shows the last 8."""
@@ -203,7 +204,7 @@ class EngineBench:
             state.report(
                 "ALLOC-1",
                 f"request {request.name}, position {position} has slot {slots[position]}, outside the pool of "
-                f"{state.geometry.num_blocks} blocks of {state.block_size} (slots 0 to {most - 1})",
+                f"{counted(state.geometry.num_blocks, 'block')} of {state.block_size} (slots 0 to {most - 1})",
             )
             return False
         held = [slot for slot in slots if slot >= 0] if state.geometry.window else slots
@@ -243,7 +244,7 @@ class EngineBench:
         state.report(
             "ALLOC-2",
             f"the step computes positions {row.start} to {row.stop - 1} of request {request.name}, but position {missing} "
-            f"has no slot: it holds {len(request.blocks)} blocks of {state.block_size}{self._advice(request)}",
+            f"has no slot: it holds {counted(len(request.blocks), 'block')} of {state.block_size}{self._advice(request)}",
         )
         return False
 

@@ -7,6 +7,7 @@ from collections.abc import Set
 from properties.contract import AdapterError
 from properties.engine.protocol import Step
 from properties.engine.state import EngineState, Request
+from properties.wording import counted
 
 
 def judge_step(state: EngineState, step: Step) -> None:
@@ -19,13 +20,13 @@ def judge_step(state: EngineState, step: Step) -> None:
     state.since_progress += 1
     state.idle = 0 if step.rows else state.idle + 1
     if state.idle > state.capabilities.max_idle_steps:
-        _report_stuck(state, f"{state.idle} steps in a row came back empty with nothing in flight")
+        _report_stuck(state, f"{counted(state.idle, 'step')} in a row came back empty with nothing in flight")
 
 
 def judge_pace(state: EngineState) -> None:
     """Rows that never lead to a token: preemptions that undo each other, a request that is computed again and again."""
     if state.since_progress > most_steps(state):
-        _report_stuck(state, f"{state.since_progress} steps did not bring a single token")
+        _report_stuck(state, f"{counted(state.since_progress, 'step')} did not bring a single token")
 
 
 def most_steps(state: EngineState) -> int:
@@ -43,20 +44,23 @@ def _report_stuck(state: EngineState, what: str) -> None:
     unowned = state.num_unowned()
     id = "ALLOC-5" if state.filling else "LIVE-1"
     start = "after everything was freed, a request for the whole pool is not served: " if state.filling else ""
-    state.report(id, f"{start}{what}. Live: {waiting}. No request holds {unowned} of the {len(state.usable)} blocks")
+    state.report(
+        id, f"{start}{what}. Live: {waiting}. No request holds {unowned} of the {counted(len(state.usable), 'block')}"
+    )
 
 
 def _standing(request: Request) -> str:
-    holds = f"holds {len(request.blocks)} blocks" if request.blocks else "holds no block"
+    holds = f"holds {counted(len(request.blocks), 'block')}" if request.blocks else "holds no block"
     left = request.max_new_tokens - request.told
-    return f"{request.name} ({len(request.tokens)} tokens, {request.computed} computed, {left} to sample) {holds}"
+    return f"{request.name} ({counted(len(request.tokens), 'token')}, {request.computed} computed, {left} to sample) {holds}"
 
 
 def never_fits(state: EngineState, name: str, num_prompt: int, num_new: int) -> str:
     """A request that can never be served was accepted, in words."""
     return (
-        f"submit({name}, {num_prompt} tokens, {num_new} new) was accepted, but at its end it needs "
-        f"{state.blocks_for_request(num_prompt, num_new)} blocks and there are {state.room}: it can never end; refuse it"
+        f"submit({name}, {counted(num_prompt, 'token')}, {num_new} new) was accepted, but at its end it needs "
+        f"{counted(state.blocks_for_request(num_prompt, num_new), 'block')} and there are {state.room}: it "
+        f"can never end; refuse it"
     )
 
 

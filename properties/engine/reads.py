@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from properties.blocks.access import describe_run
 from properties.engine.protocol import Row
 from properties.engine.state import EngineState, Request
+from properties.wording import counted
 
 
 def misread(state: EngineState, request: Request, position: int, slot: int, verb: str) -> str:
@@ -112,7 +113,7 @@ def judge_zero_tokens(state: EngineState, request: Request, row: Row) -> None:
         state.report(
             "HASH-4",
             f"the row [{row.start}, {row.stop}) of request {request.name} samples a token but computes none: all of its "
-            f"{len(request.tokens)} tokens are taken as cached, so there is no query and no output",
+            f"{counted(len(request.tokens), 'token')} are taken as cached, so there is no query and no output",
         )
 
 

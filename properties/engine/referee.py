@@ -23,6 +23,7 @@ from properties.engine.rows import usable_rows
 from properties.engine.state import Flight, Request
 from properties.protocol import Copy
 from properties.timelimit import TimedOut
+from properties.wording import counted
 
 Outcome = Literal["done", "refused", "illegal", "crashed"]
 Pair = tuple[Row, Request]
@@ -85,8 +86,9 @@ class EngineReferee(EngineBench):
             need = state.blocks_for_request(len(op.tokens), len(op.reply))
             state.report(
                 id,
-                f"submit({op.name}, {len(op.tokens)} tokens, {len(op.reply)} new) was refused with {refusal}, but it needs "
-                f"{need} blocks of {state.room} at its end: it can be served",
+                f"submit({op.name}, {counted(len(op.tokens), 'token')}, {len(op.reply)} new) was refused with "
+                f"{refusal}, but it needs "
+                f"{counted(need, 'block')} of {state.room} at its end: it can be served",
             )
         self._after()
 

@@ -24,6 +24,7 @@ from properties.engine.protocol import EngineCapabilities, Step, StepBatch
 from properties.engine.referee import EngineReferee
 from properties.engine.state import Flight
 from properties.protocol import Copy
+from properties.wording import counted
 
 MOST_RUNS = 200_000
 """Interned token runs before those that nothing refers to any more are dropped; then twice what is left."""
@@ -214,11 +215,13 @@ class _Judge:
     def _check_request(self, line: Line, event: Submitted) -> None:
         name, tokens = event.name, event.tokens
         if not tokens or event.max_new_tokens < 1:
-            what = f"request {name} has {len(tokens)} tokens, {event.max_new_tokens} new"
+            what = f"request {name} has {counted(len(tokens), 'token')}, {event.max_new_tokens} new"
             raise HistoryError(line.number, what, "Give at least one of each")
         if len(tokens) > MOST_PROMPT:
             raise HistoryError(
-                line.number, f"request {name} has {len(tokens)} tokens", f"At most {MOST_PROMPT} can be followed"
+                line.number,
+                f"request {name} has {counted(len(tokens), 'token')}",
+                f"At most {MOST_PROMPT} can be followed",
             )
         if min(tokens) < 0:
             raise HistoryError(line.number, f"request {name} has the token {min(tokens)}", "Tokens are not negative")
@@ -236,7 +239,7 @@ class _Judge:
         if len(line.tokens) != len(sampling):
             raise HistoryError(
                 line.number,
-                f"step {event.step} samples {len(sampling)} tokens, its finish has {len(line.tokens)}",
+                f"step {event.step} samples {counted(len(sampling), 'token')}, its finish has {len(line.tokens)}",
                 "One a row",
             )
         if line.tokens and min(line.tokens) < 0:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from properties.contract import AdapterError
 from properties.engine.protocol import Row
 from properties.engine.state import EngineState
+from properties.wording import counted
 
 
 def usable_rows(state: EngineState, rows: Sequence[Row]) -> list[Row]:
@@ -26,7 +27,7 @@ def usable_rows(state: EngineState, rows: Sequence[Row]) -> list[Row]:
             state.report(
                 "BATCH-2",
                 f"the step computes positions {row.start} to {row.stop - 1} of request {row.name}, which has only "
-                f"{len(request.tokens)} tokens: position {len(request.tokens)} has no token",
+                f"{counted(len(request.tokens), 'token')}: position {len(request.tokens)} has no token",
             )
             playable.append(row._replace(start=min(row.start, len(request.tokens)), stop=len(request.tokens)))
         else:
@@ -59,8 +60,8 @@ def judge_limits(state: EngineState, rows: Sequence[Row]) -> None:
     if num_tokens > geometry.max_tokens_per_step:
         state.report(
             "BATCH-1",
-            f"the step computes {num_tokens} tokens, its budget is {geometry.max_tokens_per_step}: "
+            f"the step computes {counted(num_tokens, 'token')}, its budget is {geometry.max_tokens_per_step}: "
             + ", ".join(f"{row.name} [{row.start}, {row.stop})" for row in rows),
         )
     if len(rows) > geometry.max_rows:
-        state.report("BATCH-1", f"the step has {len(rows)} rows, the most is {geometry.max_rows}")
+        state.report("BATCH-1", f"the step has {counted(len(rows), 'row')}, the most is {geometry.max_rows}")

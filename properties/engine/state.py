@@ -9,6 +9,7 @@ from paged_ref.ownership import LiveSequence
 from properties.blocks.state import State
 from properties.engine.operations import EngineGeometry
 from properties.engine.protocol import EngineCapabilities, Row, Step
+from properties.wording import counted
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ def rows_in_words(rows: Sequence[Row]) -> str:
 
 def _joined(steps: list[str]) -> str:
     left_out = len(steps) - MOST_STEPS
-    before = [f"{left_out} steps"] if left_out > 0 else []
+    before = [f"{counted(left_out, 'step')}"] if left_out > 0 else []
     return "; then ".join(before + steps[-MOST_STEPS:])
 
 

@@ -55,7 +55,7 @@ def test_a_finding_tells_both_errors_the_place_and_the_decoy() -> None:
     assert finding.property == "READ-1"
     assert lines[0] == "READ-1 (parity with dense attention in float64) does not hold."
     assert lines[1] == "decode, block size 4, 9 blocks, 6 query heads on 2 KV heads of 16, float32, layout flash"
-    assert lines[2].startswith("row 0: context 9, 1 queries, blocks [5, 2, 7]: ")
+    assert lines[2].startswith("row 0: context 9, 1 query, blocks [5, 2, 7]: ")
     assert "worst at [0, " in lines[3]
     assert "float64 oracle" in lines[3]
     assert "max error" in lines[4]

@@ -146,7 +146,7 @@ def test_a_whole_history_is_clean() -> None:
         ([OPEN, SUBMIT, STEP, FINISH, STEP], 5, "comes after step 1"),
         ([OPEN, SUBMIT, FINISH], 3, "not launched"),
         ([OPEN, SUBMIT, STEP, FINISH, FINISH], 5, "finished before"),
-        ([OPEN, SUBMIT, STEP, b'{"event":"finish","step":1,"tokens":[5,6]}\n'], 3, "samples 1 tokens"),
+        ([OPEN, SUBMIT, STEP, b'{"event":"finish","step":1,"tokens":[5,6]}\n'], 3, "samples 1 token"),
         ([OPEN, SUBMIT, STEP.replace(b"0,3", b"3,0"), FINISH], 3, "backward"),
         ([OPEN, SUBMIT, b'{"event":"cancel","name":"B"}\n'], 3, "not live"),
         ([OPEN, SUBMIT, b'{"event":"step","step":1,"rows":[],"tables":{"B":[1]}}\n'], 3, "not live"),

@@ -51,7 +51,7 @@ def test_append_does_not_evict(make):
     found = breaches(make, Geometry(block_size=2, num_blocks=2), trace)
 
     assert set(found) == {"ALLOC-6"}
-    assert "append(B, 1 tokens to 2) was refused" in found["ALLOC-6"]
+    assert "append(B, 1 token to 2) was refused" in found["ALLOC-6"]
 
 
 def test_the_answer_was_yes(make):

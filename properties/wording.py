@@ -1,0 +1,11 @@
+"""Words that every report shares."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts.
+
+    >>> counted(1, "step"), counted(0, "step"), counted(1200, "query"), counted(2, "broken clause")
+    ('1 step', '0 steps', '1,200 queries', '2 broken clauses')
+    """
+    many = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else many}"
