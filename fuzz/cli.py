@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _guarded(arguments: list[str]) -> int:
     from fuzz import output
     from properties.contract import UsageError
 
-    as_json = "--json" in arguments
+    as_json = _is_json(arguments)
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="pagefault", standalone_mode=False)
         sys.stdout.flush()
@@ -90,6 +91,13 @@ def _guarded(arguments: list[str]) -> int:
             raise
         output.fail(f"{error.format_message()} `pagefault --help` lists the commands and options", as_json=as_json)
     return 2
+
+
+def _is_json(arguments: list[str]) -> bool:
+    """Whether standard output is for a program. `bench --json FILE` writes a file beside what it says."""
+    if arguments[:1] == ["bench"]:
+        return "--json=-" in arguments or ("--json", "-") in pairwise(arguments)
+    return "--json" in arguments
 
 
 def _io_words(error: OSError) -> str:

@@ -64,7 +64,7 @@ def _examine(suspect: Suspect, case: Case, device: str, limit_s: float, seconds:
         command = messages.Confirm(case=encode(case).decode(), limit_s=limit_s, preceding=suspect.preceding)
         confirmed = child.ask(worker, command, 5 * ANSWER_S + 20 * limit_s)
         if not isinstance(confirmed, messages.Confirmed):
-            return "error", case, f"unexpected answer {confirmed}"
+            return "error", case, getattr(confirmed, "message", f"unexpected answer {confirmed}")
         if confirmed.how != "failed":
             return confirmed.how, case, confirmed.detail
         return _minimise(worker, case, limit_s, seconds)

@@ -101,6 +101,19 @@ def test_json_alone_on_standard_output(tmp_path: Path) -> None:
     os.environ.get("TRITON_INTERPRET") != "1",
     reason="there is a GPU: nothing is interpreted (TRITON_INTERPRET=1 runs it)",
 )
+@pytest.mark.parametrize(
+    ("arguments", "on_stdout"), [(("--json", "o.json"), False), (("--json", "-"), True), (("--json=-",), True)]
+)
+def test_a_mistake_is_json_where_the_result_would_be(
+    tmp_path: Path, arguments: tuple[str, ...], on_stdout: bool
+) -> None:
+    done = pagefault("bench", "-t", "no-such-target", *arguments, cwd=tmp_path)
+
+    assert done.code == 2
+    assert "no target 'no-such-target'" in done.err
+    assert done.out.startswith('{"error"') == on_stdout
+
+
 def test_interpreted_kernels_are_not_timed(tmp_path: Path) -> None:
     alone = pagefault("bench", "-t", "ours-triton", "--case", CASE, "--device", "cpu", cwd=tmp_path)
     beside = pagefault(
