@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fuzz import values
-from fuzz.output import Json, say
+from fuzz.output import Json, hint, say
 from fuzz.replay import EXIT_CODES, Replayed, replay_all
 
 
@@ -35,4 +35,5 @@ def command(
 
 def _tell(result: Replayed) -> None:
     where = f"{result.target}: " if result.target else ""
-    say(f"{result.status}  {result.path}\n    {where}{result.detail}")
+    steps = f"\n    its steps: {hint('show', result.path)}" if result.status == "FAILED" else ""
+    say(f"{result.status}  {result.path}\n    {where}{result.detail}{steps}")

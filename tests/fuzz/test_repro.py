@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def test_a_case_that_was_reformatted_by_hand_still_fails(leaky_case: Path, tmp_p
     assert done.code == 1
     assert done.out.startswith(f"FAILED  {path}\n")
     assert f"REF-1 at step {_steps(leaky_case)}: block" in done.out
+    assert re.search(rf"its steps: .*show {re.escape(str(path))}$", done.out, re.MULTILINE)
 
 
 def test_a_case_on_a_mended_target_is_fixed(leaky_case: Path, tmp_path: Path) -> None:
