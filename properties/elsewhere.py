@@ -24,7 +24,7 @@ from properties.case import Case, fingerprint
 from properties.contract import AdapterError, UsageError
 from properties.judging import Finding, Results
 from properties.ledger import Entry, Ledger
-from properties.lifeline import command_of_ours, memory_hint, signal_name
+from properties.lifeline import START, command_of_ours, memory_hint, signal_name
 from properties.specs import spec_of
 from properties.targets import Target, Unavailable
 
@@ -33,11 +33,10 @@ HANG_S = 300.0
 DEATH = "CRASH-2"
 POLL_S = 0.05
 LOST, FULL = 87, 88
-"""Exit status after a fault of the device (FOLDER/lost says which), and where nothing can be noted any more."""
+"""Exit status after a fault of the device (FOLDER/lost says which), and where nothing can be noted any more (ORDER is gone)."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-START = Path.cwd()
-"""Where targets were looked up: names may be relative to it, and code of a target may have gone elsewhere since."""
-NOTE = "note"
+NOTE, ORDER = "note", "order"
+MUST_RETURN = "the class or function is called without arguments; it must return and not end the process"
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -52,25 +51,31 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct):
-    """What came of it so far; `complete` once all is done. `results` are fields of `Results`, or the shapes."""
+    """What came of it so far; `complete` once all is done. `results` are fields of `Results`, or the shapes.
+
+    own: the traceback of an error of pagefault itself.
+    """
 
     complete: bool = False
     results: dict[str, Any] = {}
     adapter: tuple[str, str] | None = None
     unavailable: str | None = None
+    own: str | None = None
+
+
+class OwnError(Exception):
+    """A mistake in pagefault, with its traceback. Nothing is known of the target then."""
 
 
 def judge_elsewhere(target: Target, profile_name: str, device: str, ledger: Ledger) -> Results:
     """`judge_target` in a child. A death is CRASH-2; the clauses that were not judged then are told in `Results.ended`.
 
-    Raises `Unavailable` where the target cannot run here.
+    Raises `Unavailable` where the target cannot run here, UsageError where nothing can be noted, `OwnError`.
     """
     order = Order("judge", target.name, device, profile_name, ledger.entries)
     results = Results(target)
     with _folder() as name:
         answer, death = _ask(order, Path(name))
-        if answer.unavailable is not None:
-            raise Unavailable(answer.unavailable)
         if answer.adapter is not None:
             results.tally.adapter = AdapterError(*answer.adapter)
             return results
@@ -86,27 +91,49 @@ def judge_elsewhere(target: Target, profile_name: str, device: str, ledger: Ledg
 
 
 def shapes_elsewhere(target_name: str, device: str) -> dict[str, str | None]:
-    """The decodes in the shapes of real models: what is wrong with each by its name, or None. {} if it declares none."""
+    """The decodes in the shapes of real models: what is wrong with each by its name, or None. {} if it declares none.
+
+    Raises as `judge_elsewhere`, and AdapterError.
+    """
     with _folder() as name:
         answer, death = _ask(Order("shapes", target_name, device), Path(name))
     if answer.adapter is not None:
         raise AdapterError(*answer.adapter)
     shapes: dict[str, str | None] = answer.results.get("shapes", {})
-    if death is not None and shapes:
+    if death is not None and not shapes:
+        raise AdapterError(f"{target_name}, before its first decode: {death}", MUST_RETURN)
+    if death is not None:
         shapes[list(shapes)[-1]] = death
     return shapes
 
 
 def _folder() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(ignore_cleanup_errors=True)  # a target may have left something in it, or removed it
+    """Raises UsageError where none can be made."""
+    try:
+        return TemporaryDirectory(ignore_cleanup_errors=True)  # a target may have left something in it, or removed it
+    except OSError as error:
+        raise UsageError(f"no temporary folder can be made ({error.strerror or error}): {_ROOM}") from error
+
+
+_ROOM = "make room, or set TMPDIR to a folder that can be written"
+
+
+def _no_room(folder: Path) -> UsageError:
+    return UsageError(f"no room left in {folder.parent}, where the progress of judging is noted: {_ROOM}")
 
 
 def _ask(order: Order, folder: Path) -> tuple[Answer, str | None]:
     """The child's last answer, and how it ended before its time (None: it did not).
 
-    Nothing of it is left afterwards, processes that it forked included. Raises UsageError where the disk is full.
+    Nothing of it is left afterwards, processes that it forked included. Raises UsageError where the disk is full, OwnError,
+    and `Unavailable`.
     """
-    (folder / "order").write_bytes(pickle.dumps(order))
+    try:
+        (folder / ORDER).write_bytes(pickle.dumps(order))
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise _no_room(folder) from error
+        raise
     arguments = command_of_ours("properties.elsewhere_child", "main(sys.argv[1])", str(folder))
     # What a target prints is no output of ours: it goes to standard error.
     child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2, cwd=START, start_new_session=True)
@@ -116,11 +143,13 @@ def _ask(order: Order, folder: Path) -> tuple[Answer, str | None]:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    if child.returncode == FULL:
-        raise UsageError(
-            f"no room left in {folder.parent}, where the progress of judging is noted: make room, or set TMPDIR"
-        )
+    if child.returncode == FULL and not (folder / ORDER).exists():
+        raise _no_room(folder)
     given = _answer(folder / "answer")
+    if given.unavailable is not None:
+        raise Unavailable(given.unavailable)
+    if given.own is not None:
+        raise OwnError(f"an error of pagefault itself, not of the target; please report it: {given.own}")
     if given.complete:
         return given, None
     if hung:
@@ -191,9 +220,12 @@ def read_note(note: Path, target: Target) -> tuple[Any, tuple[Any, ...]]:
     lines = note.read_bytes().splitlines(keepends=True) if note.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]  # the last one may have been cut short
     if not whole:
+        raise AdapterError(f"{target.name} ended the process before its first operation", MUST_RETURN)
+    try:
+        geometry = msgspec.json.decode(whole[0], type=spec.geometry)
+        return geometry, tuple(msgspec.json.decode(line, type=spec.operation) for line in whole[1:])
+    except msgspec.MsgspecError as error:
         raise AdapterError(
-            f"{target.name} ended the process before its first operation",
-            "the class or function is called without arguments; it must return and not end the process",
-        )
-    geometry = msgspec.json.decode(whole[0], type=spec.geometry)
-    return geometry, tuple(msgspec.json.decode(line, type=spec.operation) for line in whole[1:])
+            f"{target.name} ended the process, and what was noted of its calls cannot be read: {error}",
+            "write only into files of its own, and only to file descriptors that it opened",
+        ) from error

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import pickle
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from properties.contract import AdapterError
-from properties.elsewhere import FULL, LOST, NO_ROOM, NOTE, Answer, Order
+from properties.blame import is_own, last_lines, said
+from properties.contract import AdapterError, UsageError
+from properties.elsewhere import FULL, LOST, NO_ROOM, NOTE, ORDER, Answer, Order
 from properties.ledger import Ledger
 from properties.levels import LevelSpec
-from properties.lifeline import die_with_parent
 
 
 class Noted:
@@ -35,7 +36,7 @@ class Noted:
         return outcome
 
     def _note(self, value: Any) -> None:
-        with leaving_if_full():
+        with leaving_if_full(self.folder):
             self.file.write(msgspec.json.encode(value) + b"\n")
 
     def close(self) -> None:
@@ -44,12 +45,15 @@ class Noted:
 
 
 @contextmanager
-def leaving_if_full() -> Iterator[None]:
-    """Ends the process if the disk is full: that is nobody's finding."""
+def leaving_if_full(folder: Path) -> Iterator[None]:
+    """Ends the process if the disk is full: that is nobody's finding. The order is removed, which needs no room, so that a
+    target that ends with this status does not pass for it."""
     try:
         yield
     except OSError as error:
         if error.errno in NO_ROOM:
+            with suppress(OSError):
+                (folder / ORDER).unlink()
             os._exit(FULL)
         raise
 
@@ -63,8 +67,13 @@ def leave_if_lost(device: str, folder: Path) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        (folder / "lost").write_text(f"the device faulted: {str(error).splitlines()[0]}")
-        os._exit(LOST)
+        _leave(folder, f"the device faulted: {str(error).splitlines()[0]}")
+
+
+def _leave(folder: Path, words: str) -> None:
+    with leaving_if_full(folder):
+        (folder / "lost").write_text(words)
+    os._exit(LOST)
 
 
 def noted(spec: LevelSpec, folder: Path, device: str) -> LevelSpec:
@@ -83,10 +92,11 @@ def judge(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
     from properties.judging import judge_target, read_corpus
     from properties.specs import spec_of
     from properties.targets import load
+    from properties.trial import new_target
 
     target, profile, num_seeds = effort_for(load(order.target), order.profile_name, order.device)
     spec = spec_of(target.level)
-    sample = target.make()
+    sample = new_target(target.make)
     offers = spec.offered(sample)
     early = {
         "applicable": spec.applicable(sample.capabilities, offers),
@@ -121,8 +131,9 @@ def shapes(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
     from properties.attention.judge_read import judge_read
     from properties.attention.named import named_cases
     from properties.targets import load
+    from properties.trial import new_target
 
-    target = on_device(load(order.target), order.device).make()
+    target = new_target(on_device(load(order.target), order.device).make)
     found: dict[str, str | None] = {}
     for name, case in named_cases().items() if target.capabilities.real_shapes else ():
         found[name] = None
@@ -135,23 +146,46 @@ def shapes(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
 
 def main(name: str) -> None:
     """Carry out the order in a folder."""
-    die_with_parent()
     folder = Path(name)
     import torch
 
-    from properties.targets import Unavailable
-
-    order: Order = pickle.loads((folder / "order").read_bytes())
+    order: Order = pickle.loads((folder / ORDER).read_bytes())
 
     def write(answer: Answer) -> None:
-        with leaving_if_full():
+        with leaving_if_full(folder):
             (folder / "next").write_bytes(pickle.dumps(answer))
         (folder / "next").replace(folder / "answer")
 
     torch.set_num_threads(1)  # tensors this small are slower on several threads
     try:
         {"judge": judge, "trace": run_one, "shapes": shapes}[order.what](order, folder, write)
-    except Unavailable as reason:
-        write(Answer(complete=True, unavailable=str(reason)))
-    except AdapterError as error:
-        write(Answer(complete=True, adapter=(error.problem, error.remedy)))
+    except BaseException as error:
+        leave_if_lost(order.device, folder)
+        if isinstance(error, torch.OutOfMemoryError):  # whoever asked for it in vain
+            _leave(folder, f"the device has no memory left: {str(error).splitlines()[0]}")
+        answer = _excuse(error, begun=(folder / NOTE).exists())
+        if answer is None:
+            raise
+        write(answer)
+
+
+def _excuse(error: BaseException, *, begun: bool) -> Answer | None:
+    """What an exception says that is no end of the target's process. begun: an operation was under way."""
+    from properties.targets import Unavailable
+
+    if isinstance(error, Unavailable):
+        return Answer(complete=True, unavailable=str(error))
+    if isinstance(error, AdapterError):
+        return Answer(complete=True, adapter=(error.problem, error.remedy))
+    if isinstance(error, UsageError):  # found by who asked for this, and not here
+        return Answer(complete=True, adapter=(f"in a process of its own: {error}", _EVERYWHERE))
+    if isinstance(error, Exception) and is_own(error):
+        return Answer(complete=True, own=traceback.format_exc(limit=-6))
+    if not begun:
+        return Answer(
+            complete=True, adapter=(f"making the adapter raised {said(error)} ({last_lines(error)})", _EVERYWHERE)
+        )
+    return None
+
+
+_EVERYWHERE = "importing the target and making its adapter must succeed in every process that does it"

@@ -7,7 +7,7 @@ end later traces, so that one loud fault does not hide a quiet one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -93,7 +93,7 @@ def judge_target(
 ) -> Results:
     """Judge a target on every clause that applies to it. Raises `Unavailable` where it cannot run here.
 
-    spec: the target's level, where its referees are to do more than judge. ahead: seeded traces that were clean already.
+    spec: the target's level, where its referees are to do more than judge. ahead: seeded traces that were judged already.
     """
     spec, ahead = spec or spec_of(target.level), ahead or Ahead()
     results = Results(target, tally=ahead.tally)
@@ -104,7 +104,7 @@ def judge_target(
         results.marks = spec.marks(sample.capabilities, offers)
         _replay(spec, results, corpus)
         _search(spec, results, profile)
-        _seeds(spec, results, [seed for seed in range(num_seeds) if seed not in ahead.seeds])
+        _seeds(spec, results, [seed for seed in range(num_seeds) if seed not in ahead.seeds], ahead.broken)
         if results.adapter is None:
             results.tally.adapter = lie(sample.capabilities, results.tally.marks, results.tally.failing)
     except AdapterError as error:
@@ -135,13 +135,16 @@ def _search(spec: LevelSpec, results: Results, profile: settings) -> None:
             return
 
 
-def _seeds(spec: LevelSpec, results: Results, seeds: Sequence[int]) -> None:
+def _seeds(spec: LevelSpec, results: Results, seeds: Sequence[int], broken: Mapping[int, Sequence[str]]) -> None:
+    """broken: clauses that the trace of a seed has broken before, which it need not do again."""
     if results.tally.adapter is not None:
         return
     for seed in seeds:
         geometry, verdict = drive(spec, results.target.make, seed, tolerate=set(results.tally.failing))
         _count(results, verdict)
         _keep(results, verdict, geometry)
+        for id in broken.get(seed, ()):
+            results.tally.failing.setdefault(id, (geometry, tuple(verdict.applied)))
 
 
 def _count(results: Results, verdict: Any) -> None:

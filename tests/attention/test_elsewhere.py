@@ -5,18 +5,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from properties import elsewhere
 from properties.attention.cases import ReadCase
-from properties.contract import UsageError
+from properties.contract import AdapterError, UsageError
 from properties.effort import effort_for
 from properties.elsewhere import LOST
 from properties.elsewhere_child import leave_if_lost
 from properties.judging import judge_target
 from properties.ledger import Ledger
+from properties.lifeline import command_of_ours
 from properties.targets import Unavailable, load
 
 ROOT = str(Path(__file__).parents[2])
@@ -101,9 +104,25 @@ class NoRoom(Once):
 def folder():
     return sys.argv[-1]
 
+class EndsLikeAFullDisk(Once):
+    def act(self):
+        os._exit(88)
+
+class WritesIntoTheNote(Once):
+    def act(self):
+        open(os.path.join(folder(), "note"), "ab").write(b"so far so good\\n")
+        os._exit(3)
+
 class DiesWhenMade(OurGather):
     def __init__(self):
         os._exit(5)
+
+class CannotBeMade(OurGather):
+    def __init__(self):
+        raise KeyError("weights")
+
+if "elsewhere_child" in str(sys.orig_argv) and os.path.exists(__file__ + ".once"):
+    raise ImportError("only once")
 
 class Elsewhere(OurGather):
     def __init__(self):
@@ -158,8 +177,51 @@ def test_an_adapter_that_cannot_be_made(file: Path) -> None:
 
     assert results.adapter is not None
     assert "before its first operation" in results.adapter.problem
+    with pytest.raises(
+        AdapterError, match="DiesWhenMade, before its first decode: the process ended with exit status 5"
+    ):
+        elsewhere.shapes_elsewhere(f"{file}:DiesWhenMade", "cpu")
     with pytest.raises(Unavailable, match="buy one"):
         judged(file, "Elsewhere")
+    with pytest.raises(Unavailable, match="buy one"):
+        elsewhere.shapes_elsewhere(f"{file}:Elsewhere", "cpu")
+
+
+def test_an_adapter_that_cannot_be_made_says_what_it_raised(file: Path) -> None:
+    raised = judged(file, "CannotBeMade").adapter
+    with pytest.raises(AdapterError, match="making the adapter raised KeyError: 'weights'"):
+        elsewhere.shapes_elsewhere(f"{file}:CannotBeMade", "cpu")
+    Path(f"{file}.once").touch()
+    twice = judged(file, "Right").adapter
+
+    assert raised is not None
+    assert raised.problem.startswith("making the adapter raised KeyError: 'weights' (some_target.py:")
+    assert twice is not None
+    assert "in a process of its own: target" in twice.problem
+    assert "ImportError: only once" in twice.problem
+
+
+def judging_becomes(what: str) -> Callable[..., list[str]]:
+    def command(module: str, call: str, *arguments: str) -> list[str]:
+        return command_of_ours(module, f"judge = {what}; {module}.{call}", *arguments)
+
+    return command
+
+
+def test_an_error_of_ours_is_not_the_death_of_the_target(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "command_of_ours", judging_becomes("None"))
+
+    with pytest.raises(elsewhere.OwnError, match="an error of pagefault itself, not of the target") as caught:
+        judged(file, "Right")
+
+    assert "TypeError: 'NoneType' object is not callable" in str(caught.value)
+
+
+def test_a_device_without_memory_is_no_error_of_ours(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raises = "lambda *_: (_ for _ in ()).throw(__import__('torch').OutOfMemoryError('CUDA out of memory'))"
+    monkeypatch.setattr(elsewhere, "command_of_ours", judging_becomes(raises))
+
+    assert judged(file, "Right").ended == "the device has no memory left: CUDA out of memory"
 
 
 def test_shapes_of_real_models(file: Path) -> None:
@@ -196,6 +258,7 @@ def test_a_lost_device_ends_the_process(tmp_path: Path, monkeypatch: pytest.Monk
         ("Killed", "the process died of SIGKILL, as the system does when memory runs out"),
         ("Unnamed", "the process died of signal 40"),
         ("EndsLikeALostDevice", "the process ended with exit status 87"),
+        ("EndsLikeAFullDisk", "the process ended with exit status 88"),
     ],
 )
 def test_every_way_to_die_has_words(file: Path, name: str, words: str) -> None:
@@ -207,11 +270,14 @@ def test_every_way_to_die_has_words(file: Path, name: str, words: str) -> None:
 
 def test_files_that_a_target_spoilt_or_removed_are_no_error_of_ours(file: Path) -> None:
     spoilt, removed = judged(file, "SpoilsTheFiles"), judged(file, "RemovesTheFolder")
+    written = judged(file, "WritesIntoTheNote").adapter
 
     assert spoilt.ended == "the process ended with exit status 3"
     assert (list(spoilt.findings), spoilt.tally.adapter) == (["CRASH-2"], None)
     assert removed.ended == "the process died of SIGABRT"
     assert removed.tally.adapter is not None
+    assert written is not None
+    assert "what was noted of its calls cannot be read" in written.problem
 
 
 def gone(pid: int) -> bool:
@@ -258,6 +324,24 @@ def test_a_full_disk_is_nobodys_finding(file: Path) -> None:
         judged(file, "NoRoom")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_where_nothing_can_be_noted_judging_says_so(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / elsewhere.ORDER).symlink_to("/dev/full")
+    monkeypatch.setattr(elsewhere, "_folder", lambda: nullcontext(str(tmp_path)))
+    with pytest.raises(UsageError, match=r"no room left in .*: make room, or set TMPDIR"):
+        judged(file, "Right")
+    monkeypatch.undo()
+    monkeypatch.setattr(elsewhere, "TemporaryDirectory", no_folder)
+    with pytest.raises(UsageError, match=r"no temporary folder can be made .No usable temporary directory.*set TMPDIR"):
+        judged(file, "Right")
+
+
+def no_folder(**options: bool) -> None:
+    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/var/tmp', '/usr/tmp', '/']")
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_when_judging_is_interrupted(file: Path, tmp_path: Path, number: int) -> None:
@@ -286,3 +370,18 @@ class Waits(Once):
     parent.send_signal(number)
     parent.wait(30)
     assert gone(int(waits.read_text()))
+
+
+def test_no_process_is_left_whose_parent_died_while_it_began(tmp_path: Path) -> None:
+    """Nobody has told it yet that it is to die with its parent."""
+    call = "os.getpid(); import time; time.sleep(2); open(sys.argv[1], 'w')"
+    parent = (
+        "import os, subprocess, sys, time; from properties.lifeline import command_of_ours; "
+        f'subprocess.Popen(command_of_ours("properties.lifeline", "{call}", sys.argv[1])); '
+        "time.sleep(float(sys.argv[2])); os._exit(0)"
+    )
+    for file, wait_s in (("dies", "0"), ("lives", "4")):
+        command = [sys.executable, "-c", parent, str(tmp_path / file), wait_s]
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT}, check=True)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["lives"]
