@@ -13,7 +13,10 @@ from paged_impl.arguments import MOST, is_below, require_integer
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 MAX_SPLITS = 65536
-MAX_SCALE = 1e30
+MIN_SCALE, MAX_SCALE = 1e-30, 1e30  # a float32 below the first is none; times -inf that is a NaN
+MAX_GRID = (
+    65535  # programs in the second and third direction of a launch (CUDA programming guide, compute capabilities)
+)
 
 
 def require(condition: bool, message: str) -> None:
@@ -156,9 +159,24 @@ def should_check_values(check_values: bool | None, device: torch.device) -> bool
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
+def check_grid(num_tiles: int, num_seqs: int) -> None:
+    """A launch with a program for each tile of queries of each sequence can be made."""
+    require(num_seqs <= MAX_GRID, f"{num_seqs} sequences; at most {MAX_GRID} in one call: cut the batch in two")
+    require(
+        num_tiles <= MAX_GRID,
+        f"q and max_query_len allow {num_tiles} tiles of queries, more than {MAX_GRID}: give a smaller max_query_len, or "
+        "compute the prompt in chunks",
+    )
+
+
+def capacity_of(block_table: torch.Tensor, k_cache: torch.Tensor) -> int:
+    """Tokens that a row of the table can hold; no more than a length can say, which keeps positions at 32 bits."""
+    return min(block_table.shape[1] * k_cache.shape[1], MOST)
+
+
 def bound_of_contexts(max_context_len: int | None, block_table: torch.Tensor, k_cache: torch.Tensor) -> int:
     """Tokens that a context may have, as far as the host knows: what the table can hold, or the smaller bound given."""
-    capacity = block_table.shape[1] * k_cache.shape[1]
+    capacity = capacity_of(block_table, k_cache)
     if max_context_len is None:
         return capacity
     require_integer("max_context_len", max_context_len)

@@ -324,7 +324,7 @@ def _launch(
     num_kv_heads = k_cache.shape[2]
     group = num_heads // num_kv_heads
     pairs = num_kv_heads * triton.cdiv(group, rule.block_m)
-    capacity = block_table.shape[1] * k_cache.shape[1]
+    capacity = checks.capacity_of(block_table, k_cache)
     num_sms = runtime.num_multiprocessors(q.device)
     wave_pieces, num_pieces = rules.pieces(rule, pairs, num_sms)
     if num_splits is None:

@@ -218,23 +218,24 @@ def _launch(
     context_lens: torch.Tensor, scale: float, max_query_len: int, window: int | None, out: torch.Tensor, lse: torch.Tensor,
     rule: rules.PrefillRule,
 ) -> None:  # fmt: skip
-    num_heads, head_dim = q.shape[1:]
+    num_tokens, num_heads, head_dim = q.shape
     group = num_heads // k_cache.shape[2]
     bits = runtime.reads_bf16_bits(q.dtype)
+    num_tiles = triton.cdiv(min(max_query_len, num_tokens), rule.block_m // rule.pack)
+    checks.check_grid(num_tiles, context_lens.shape[0])
     q = q.float() if bits else q  # before its strides are taken: a converted copy is dense
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
-    tma = (
-        rule.tma and not window and _fits_descriptor(k_cache, rule.block_n) and _fits_descriptor(v_cache, rule.block_n)
-    )
+    tma = rule.tma and not window and not bits
+    tma = tma and _fits_descriptor(k_cache, rule.block_n) and _fits_descriptor(v_cache, rule.block_n)
     box = [1, rule.block_n, 1, rules.padded_head_dim(head_dim)]
     descriptors = [TensorDescriptor.from_tensor(cache, box) if tma else None for cache in (k_cache, v_cache)]
-    grid = (num_heads // rule.pack, triton.cdiv(max_query_len, rule.block_m // rule.pack), context_lens.shape[0])
+    grid = (num_heads // rule.pack, num_tiles, context_lens.shape[0])
     capped = {"maxnreg": rule.max_registers} if rule.max_registers else {}
     prefill_kernel[grid](
         kernel_out, lse, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
         *descriptors, block_table, cu_seqlens_q, context_lens,
-        scale * LOG2_E, block_table.shape[1] * k_cache.shape[1], num_heads,
+        scale * LOG2_E, checks.capacity_of(block_table, k_cache), num_heads,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         GROUP=group, PACK=rule.pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
         WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
@@ -265,6 +266,6 @@ def _check(
     checks.check_out(out, q)
     checks.check_scale(scale)
     require_integer("max_query_len", max_query_len)
-    checks.require(scale > 0, f"scale={scale}; prefill needs a positive scale")
+    checks.require(scale >= checks.MIN_SCALE, f"scale={scale}; prefill needs one of at least {checks.MIN_SCALE:g}")
     checks.require(max_query_len >= 0, f"max_query_len={max_query_len}; expected at least 0")
     runtime.require_runnable(q)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paged_impl.kernels import decode, prefill, rules
+from paged_impl.kernels import checks, decode, prefill, rules
 from tests.kernels import plain
 
 SHAPES = [
@@ -53,12 +53,15 @@ def test_every_kind_of_rule(rule: rules.PrefillRule, block_size: int, device: st
     plain.assert_close(out, plain.answer(batch)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("max_context", [200, 5000])
 @pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (24, 32), (64, 48), (128, 32), (16, 80)])
-def test_what_the_rules_choose_for_an_h200(block_size: int, head_dim: int, max_context: int, device: str) -> None:
+def test_what_the_rules_choose_for_an_h200(
+    block_size: int, head_dim: int, max_context: int, dtype: torch.dtype, device: str
+) -> None:
     """Tiles, heads and copy engine as there, also where they are interpreted; registers and stages have no meaning then."""
-    batch = plain.make_batch([200, 150, 3], f"8/2/{head_dim}", block_size, torch.float16, [200, 130, 3], device=device)
-    rule = rules.prefill_rule(4, head_dim, block_size, 200, max_context, torch.float16, 90)
+    batch = plain.make_batch([200, 150, 3], f"8/2/{head_dim}", block_size, dtype, [200, 130, 3], device=device)
+    rule = rules.prefill_rule(4, head_dim, block_size, 200, max_context, dtype, 90)
 
     out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=200, rule=rule)
 
@@ -73,6 +76,42 @@ def test_the_bound_of_contexts_changes_no_answer(bound: int, device: str) -> Non
     out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=50, max_context_len=bound)
 
     plain.assert_close(out, plain.answer(batch)[0])
+
+
+@pytest.mark.parametrize("max_query_len", [10**6, 2**31, 10**12])
+def test_a_generous_bound_of_queries_costs_no_launch(max_query_len: int, device: str) -> None:
+    """No sequence has more queries than q has rows, so that the bound of a model or none at all will do."""
+    batch = plain.make_batch([9, 30], query_lens=[9, 3], device=device)
+
+    out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=max_query_len)
+
+    plain.assert_close(out, plain.answer(batch)[0])
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "rows", "message"),
+    [([0] * 65_536, 1, "65536 sequences; at most 65535 in one call"),
+     ([0], 65_536 * 32, "allow 65536 tiles of queries, more than 65535")],
+)  # fmt: skip
+def test_what_no_launch_can_hold_is_refused(query_lens: list[int], rows: int, message: str, device: str) -> None:
+    batch = plain.make_batch([1], "1/1/16", query_lens=[0], device=device)
+    zeros = torch.zeros(len(query_lens) + 1, dtype=torch.int32, device=device)
+    q = torch.zeros(1, 1, 16, device=device).expand(rows, 1, 16)
+    table = batch.table.expand(len(query_lens), -1)
+
+    with pytest.raises(ValueError, match=message):
+        prefill(q, batch.k_cache, batch.v_cache, table, zeros, zeros[1:], scale=1.0, max_query_len=rows)
+
+
+def test_positions_stay_at_32_bits_however_wide_a_table_is() -> None:
+    """The copy engine takes no others: a kernel that is told of more does not compile."""
+    cache, tables = (
+        torch.empty(9, 256, 1, 16, device="meta"),
+        [torch.empty(2, width, device="meta") for width in (7, 2**23)],
+    )
+
+    assert [checks.capacity_of(table, cache) for table in tables] == [1792, 2**31 - 1]
+    assert [checks.bound_of_contexts(None, table, cache) for table in tables] == [1792, 2**31 - 1]
 
 
 def test_chunks_give_what_one_call_gives(device: str) -> None:
@@ -124,6 +163,7 @@ BAD = {
     "sequence 0 has 5 queries, more than max_query_len=4": lambda b: {"max_query_len": 4},
     "sequence 0 has 5 queries but context_lens[0]=4": lambda b: {"context_lens": b.lens.new_tensor([4, 9])},
     "scale=0": lambda b: {"scale": 0.0},
+    "scale=1e-46; prefill needs one of at least 1e-30": lambda b: {"scale": 1e-46},
     "scale=inf": lambda b: {"scale": float("inf")},
     "max_query_len=1.5: expected a whole number": lambda b: {"max_query_len": 1.5},
     "cu_seqlens_q=[0]; expected a tensor": lambda b: {"cu_seqlens_q": [0]},
