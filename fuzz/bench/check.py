@@ -2,7 +2,8 @@
 
 A read is called on keys that peak (`inputs.plant_peaks`) and compared with float64 twice: every sequence and head by the
 norm of its error, and a sample by the tolerance of `paged_ref.parity`. Then the queries are negated in place and it is
-called again: an answer that was computed while the call was prepared, or kept from the first one, is wrong now.
+called again: an answer that was computed while the call was prepared, or kept from the first one, is wrong now. And once
+more after it was timed: a call that gives up after some time, or kept its answer while nothing changed, was fast for nothing.
 """
 
 from __future__ import annotations
@@ -80,6 +81,12 @@ class ReadCheck:
         torch.cuda.synchronize()
         wrong = self._wrong_row(out, contender.tf32)
         return f"replayed from a CUDA graph, {wrong}" if wrong else None
+
+    def repeated(self, contender: Contender, prepared: Prepared) -> str | None:
+        """What is wrong with the answer of a call that was timed, where it must write it anew, or None."""
+        contender.output(prepared.call(), self.scene).fill_(torch.nan)
+        wrong = self._wrong_row(contender.output(prepared.call(), self.scene), contender.tf32)
+        return f"called again after many calls, {wrong}" if wrong else None
 
     def _row_limit(self, tf32: bool) -> float:
         eps = EPS_TF32 if tf32 else torch.finfo(self.scene.inputs.q.dtype).eps
@@ -165,6 +172,11 @@ class StoreCheck:
         """What is wrong with the pool after a replay of a recording, or None."""
         wrong = self._wrong(prepared, replay)
         return f"replayed from a CUDA graph, {wrong}" if wrong else None
+
+    def repeated(self, contender: Contender, prepared: Prepared) -> str | None:
+        """What is wrong with the pool after a call that was timed, or None."""
+        wrong = self._wrong(prepared, prepared.call)
+        return f"called again after many calls, {wrong}" if wrong else None
 
     def _wrong(self, prepared: Prepared, act: Callable[[], object]) -> str | None:
         pool, inputs = prepared.pool, self.scene.inputs

@@ -119,6 +119,7 @@ def _measure(contender: Contender, sets: _Sets, *, under_test: bool) -> Row:
         if wrong is not None:
             return row("wrong", error=_finite(checked.error), why=wrong + hint, plain=prepared[0].plain)
         us, how, wrong = _time(contender, prepared, check, sets.device, case.kind == "prefill", sets.flush)
+        wrong = wrong or check.repeated(contender, prepared[0])
     except AdapterError as error:
         verdict = f"verdict ADAPTER for {contender.name}: {error}"
         if under_test:

@@ -66,7 +66,7 @@ def _show(result: Result, json_: str | None, plot: str | None) -> int:
     else:
         say(in_words(result))
         if json_ is not None:
-            Path(json_).write_bytes(to_json(result) + b"\n")
+            _write(json_, to_json(result) + b"\n")
     timed = any(row.us is not None for row in result.rows if row.target == result.target)
     if plot is not None and any(row.us is not None for row in result.rows):
         plotting.write(result, plot)
@@ -76,6 +76,13 @@ def _show(result: Result, json_: str | None, plot: str | None) -> int:
         reasons = "; ".join(dict.fromkeys(row.why for row in result.rows if row.target == result.target))
         raise UsageError(f"no case of {result.target} was timed: {reasons or 'there was none'}. Name one with --case")
     return 0
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"--json {path} cannot be written: {error.strerror}. The numbers are printed above") from error
 
 
 def _writable(path: str, option: str) -> None:

@@ -183,6 +183,45 @@ class KeepsTheFirstTokens(PlainTorch):
         return lambda: self.store(pool, *first)
 
 
+class GivesUp(PlainTorch):
+    """Zeros from the ninth call on."""
+
+    name = "gives-up"
+    num_calls = 0
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        self.num_calls += 1
+        return super()._read(pool, batch) if self.num_calls < 9 else Output(torch.zeros_like(batch.q))
+
+
+class StoresNoMore(PlainTorch):
+    """Stores nothing from the ninth call on."""
+
+    name = "stores-no-more"
+    num_calls = 0
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        self.num_calls += 1
+        if self.num_calls < 9:
+            super().store(pool, keys, values, slot_mapping)
+
+
+class KeepsItsAnswers(PlainTorch):
+    """Computes again only where the queries were written since."""
+
+    name = "keeps-answers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[tuple[int, int], Output] = {}
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        key = (batch.q.data_ptr(), batch.q._version)
+        if key not in self.kept:
+            self.kept[key] = super()._read(pool, batch)
+        return self.kept[key]
+
+
 class ScalesQueriesInPlace(PlainTorch):
     """The scale is multiplied into the caller's queries."""
 

@@ -96,6 +96,22 @@ def test_work_done_while_the_call_is_prepared_is_found() -> None:
     assert "does not read them when it is called" in row.why
 
 
+@pytest.mark.parametrize(
+    ("cls", "case", "says"),
+    [("GivesUp", DECODE, "is off by 1 of its norm"), ("KeepsItsAnswers", DECODE, "is off by inf of its norm"),
+     ("StoresNoMore", STORE, "slots of the key cache hold other bits")],
+)  # fmt: skip
+def test_a_call_that_was_fast_for_nothing_is_found(
+    cls: str, case: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "CPU_LEAST_CALLS", 10)
+    [row] = bench(cls, case).rows
+
+    assert (row.state, row.us) == ("wrong", None)
+    assert row.why.startswith("called again after many calls, ")
+    assert says in row.why
+
+
 def test_a_wrong_target_is_not_timed_beside_a_right_one() -> None:
     result = bench("Right", DECODE, against=("Zeros",))
 

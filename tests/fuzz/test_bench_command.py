@@ -97,6 +97,18 @@ def test_json_alone_on_standard_output(tmp_path: Path) -> None:
     assert "us" not in done.json["rows"][0]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_numbers_that_cannot_be_written_are_printed(tmp_path: Path) -> None:
+    case = ("--case", CASE, "--device", "cpu", "--json", "/dev/full")
+    done = pagefault("bench", "-t", f"{TARGETS}:Zeros", *case, cwd=tmp_path)
+
+    assert done.code == 2
+    assert f"{TARGETS}:Zeros" in done.out
+    assert done.err.splitlines()[-1] == (
+        "pagefault: --json /dev/full cannot be written: No space left on device. The numbers are printed above"
+    )
+
+
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",
     reason="there is a GPU: nothing is interpreted (TRITON_INTERPRET=1 runs it)",
