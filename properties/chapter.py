@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from properties.case import Case, encode, fingerprint, write
+from properties.contract import UsageError
+from properties.elsewhere import OwnError
 from properties.judging import Results
 from properties.report import explain
 from properties.targets import Unavailable
@@ -43,7 +45,10 @@ def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Result
     whole: skips, too, where judging ended before its time; its finding says why.
     """
     __tracebackhide__ = True
-    results = contract.judge(target_name)
+    try:
+        results = contract.judge(target_name)
+    except (UsageError, OwnError) as error:
+        pytest.fail(f"{target_name} was not judged: {error}", pytrace=False)
     if isinstance(results, Unavailable):
         pytest.skip(str(results))
     if results.adapter is not None:

@@ -56,6 +56,7 @@ class Session:
         self.profile_name = _profile_name()
         self.device: str = config.getoption("--device")
         self.results: dict[str, Results | Unavailable] = {}
+        self.failed: dict[str, Exception] = {}
         self.shapes_of: dict[str, dict[str, str | None]] = {}
         self._refuse_clauses_of_other_levels()
 
@@ -78,12 +79,16 @@ class Session:
                 )
 
     def judge(self, name: str) -> Results | Unavailable:
-        """The results for a target of this session."""
-        if name not in self.results:
+        """The results for a target of this session. What judging it raised is raised again, and not waited for again."""
+        if name not in self.results and name not in self.failed:
             try:
                 self.results[name] = self._judge(name)
             except Unavailable as reason:
                 self.results[name] = reason
+            except Exception as error:
+                self.failed[name] = error
+        if name in self.failed:
+            raise self.failed[name]
         return self.results[name]
 
     def _judge(self, name: str) -> Results:

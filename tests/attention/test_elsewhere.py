@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from properties import elsewhere
+from properties import chapter, elsewhere, plugin
 from properties.attention.cases import ReadCase
 from properties.contract import AdapterError, UsageError
 from properties.effort import effort_for
@@ -336,6 +336,23 @@ def test_where_nothing_can_be_noted_judging_says_so(
     monkeypatch.setattr(elsewhere, "TemporaryDirectory", no_folder)
     with pytest.raises(UsageError, match=r"no temporary folder can be made .No usable temporary directory.*set TMPDIR"):
         judged(file, "Right")
+
+
+def test_a_session_does_not_wait_again_for_what_could_not_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def full(name: str) -> elsewhere.Results:
+        asked.append(name)
+        raise UsageError("no room left: make some")
+
+    session = plugin.Session.__new__(plugin.Session)
+    session.results, session.failed = {}, {}
+    monkeypatch.setattr(session, "_judge", full)
+    for _ in range(3):
+        with pytest.raises(pytest.fail.Exception, match="mine was not judged: no room left: make some"):
+            chapter.results_of(session, "mine")
+
+    assert asked == ["mine"]
 
 
 def no_folder(**options: bool) -> None:
