@@ -45,10 +45,13 @@ def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Result
     whole: skips, too, where judging ended before its time; its finding says why.
     """
     __tracebackhide__ = True
+    results, why_not = None, ""
     try:
         results = contract.judge(target_name)
     except (UsageError, OwnError) as error:
-        pytest.fail(f"{target_name} was not judged: {error}", pytrace=False)
+        why_not = str(error)
+    if why_not:  # not inside the handler: pytest would tell both exceptions
+        pytest.fail(f"{target_name} was not judged: {why_not}", pytrace=False)
     if isinstance(results, Unavailable):
         pytest.skip(str(results))
     if results.adapter is not None:

@@ -349,8 +349,9 @@ def test_a_session_does_not_wait_again_for_what_could_not_be_judged(monkeypatch:
     session.results, session.failed = {}, {}
     monkeypatch.setattr(session, "_judge", full)
     for _ in range(3):
-        with pytest.raises(pytest.fail.Exception, match="mine was not judged: no room left: make some"):
+        with pytest.raises(pytest.fail.Exception, match="mine was not judged: no room left: make some") as caught:
             chapter.results_of(session, "mine")
+        assert caught.value.__context__ is None  # one line, and not the way to it
 
     assert asked == ["mine"]
 
