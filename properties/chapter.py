@@ -45,7 +45,8 @@ def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Result
     whole: skips, too, where judging ended before its time; its finding says why.
     """
     __tracebackhide__ = True
-    results, why_not = None, ""
+    results: Any = None
+    why_not = ""
     try:
         results = contract.judge(target_name)
     except (UsageError, OwnError) as error:
