@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from properties.lifeline import START, command_of_ours
+from properties.lifeline import START, command_of_ours, end
 from properties.machine import Tally
 from properties.trial import Verdict
 
@@ -171,3 +171,4 @@ def main() -> None:
     name, where, *numbers, file = sys.argv[1:]
     num_seeds, shares, share = (int(number) for number in numbers)
     run_share(name, where, num_seeds, shares, share, Path(file))
+    end()

@@ -18,6 +18,7 @@ from properties.contract import AdapterError, UsageError
 from properties.elsewhere import FULL, LOST, NO_ROOM, NOTE, ORDER, Answer, Order
 from properties.ledger import Ledger
 from properties.levels import LevelSpec
+from properties.lifeline import end
 
 
 class Noted:
@@ -167,6 +168,7 @@ def main(name: str) -> None:
         if answer is None:
             raise
         write(answer)
+    end()
 
 
 def _excuse(error: BaseException, *, begun: bool) -> Answer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 START = Path.cwd()
@@ -23,6 +24,14 @@ def command_of_ours(module: str, call: str, *arguments: str) -> list[str]:
     code = f"{_OURS}{_LIFE}import {module}{_REST}{module}.{call}"
     root = str(Path(__file__).parents[1])
     return [sys.executable, "-P", "-c", code, os.pathsep.join(sys.path), root, str(os.getpid()), *arguments]
+
+
+def end() -> None:
+    """Ends this process, its work done, and waits for no thread that a target left running."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or another thing by now
+            stream.flush()
+    os._exit(0)
 
 
 def signal_name(number: int) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from properties import chapter, elsewhere, plugin
+from properties import ahead, chapter, elsewhere, plugin
 from properties.attention.cases import ReadCase
 from properties.contract import AdapterError, UsageError
 from properties.effort import effort_for
@@ -25,7 +25,7 @@ from properties.targets import Unavailable, load
 ROOT = str(Path(__file__).parents[2])
 
 TARGETS = """
-import os, shutil, signal, sys, time
+import os, shutil, signal, sys, threading, time
 from properties.attention.target import Output
 from properties.attention.targets.backends import OurGather
 from properties.targets import Unavailable
@@ -82,6 +82,10 @@ class Forks(Once):
                 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
                 time.sleep(300)
             open("forked", "w").write(str(pid))
+
+class LeavesAThread(Once):
+    def act(self):
+        threading.Thread(target=time.sleep, args=(90,)).start()
 
 class Talks(Once):
     def act(self):
@@ -301,6 +305,16 @@ def test_nothing_that_a_target_forked_is_left(file: Path, tmp_path: Path, monkey
 
     assert (results.findings, results.ended) == ({}, None)
     assert gone(pid)
+
+
+def test_nobody_waits_for_a_thread_that_a_target_left(file: Path, tmp_path: Path) -> None:
+    start = time.monotonic()
+    results = judged(file, "LeavesAThread")
+    done = ahead.judge_ahead(f"{file}:LeavesAThread", "cpu", 4, tmp_path)
+
+    assert (results.findings, results.ended, results.adapter) == ({}, None, None)
+    assert len(done.seeds) == 4
+    assert time.monotonic() - start < 85
 
 
 def test_output_and_folder_of_a_target_are_its_own(
