@@ -14,7 +14,7 @@ from typing import Any
 
 from fuzz import corpus, journal, messages
 from fuzz.campaign_state import Options, TargetRun, Worker
-from fuzz.case_in_fork import CRASH, crash_message
+from fuzz.case_in_fork import CRASH, DEFAULT_LIMIT_S, call_limit, crash_message
 from fuzz.child import READY_LIMIT_S, Child
 from fuzz.evidence import Suspect
 from fuzz.examiners import Examiners
@@ -37,6 +37,12 @@ FINISH_S = 120.0
 """Seconds that first findings may still be confirmed and minimised after the time is up."""
 TICK_S = 0.1
 STATUS_EVERY_S = 1.0
+STUCK_S = 2.0
+"""Seconds after which a call that has not returned when the time is up is waited for."""
+MOVES, LONGER = 20, 20
+"""Once the journal was seen to move so often, a call may take so many times the longest time between two such moments."""
+LEAST_CONFIRM_S = 15.0
+"""Seconds that a call may take at least when a hang is confirmed: once more, and not by accident."""
 MOST_DEATHS = 50
 """Deaths in a row without a finished case after which a target is given up."""
 
@@ -90,6 +96,7 @@ class Campaign:
                 self._step()
                 watch(self)
             self._await_slices()
+            self._await_stuck()
             self._end_workers()
             self._finish(watch)
         except DiskError as error:
@@ -196,6 +203,24 @@ class Campaign:
         while not self.stopping and time.monotonic() < stop and any(w.busy for w in self.workers.values()):
             self._hear_all()
 
+    def _await_stuck(self) -> None:
+        """A call that does not return may be what this campaign is to find: it is waited for as long as at any other time."""
+        told = False
+        while not self.stopping:
+            still = [worker for worker in self.workers.values() if self._is_stuck(worker)]
+            if not still:
+                return
+            if not told:
+                self._say(f"the time is up, but a call of {still[0].run.name} has not returned: waiting for it")
+                told = True
+            self._hear_all()
+            for worker in still:
+                self._watch_over(worker)
+
+    def _is_stuck(self, worker: Worker) -> bool:
+        silent = worker.busy is not None and worker.child.ready is not None
+        return silent and worker.child.silent_s(worker.journal) > STUCK_S
+
     def _end_workers(self) -> None:
         for worker in list(self.workers.values()):
             self._hear(worker)
@@ -214,7 +239,7 @@ class Campaign:
                 self._counts(worker, reply)
             elif isinstance(reply, messages.Ready):
                 worker.run.ready, worker.run.state, worker.busy = reply, "running", None
-                worker.run.limit_s = max(worker.run.limit_s, reply.limit_s)
+                worker.run.limit_s = call_limit(spec_of(reply.level), self.options.limit_s)  # type: ignore[arg-type]
             elif isinstance(reply, messages.Found):
                 self._found(worker.run, reply)
             elif isinstance(reply, messages.Note):
@@ -277,8 +302,15 @@ class Campaign:
             limit_s, since = self._patience(worker)
             if time.monotonic() - since > limit_s:
                 self._dead(worker, f"it did not return within {limit_s:g} s", 0)
-        elif worker.busy is not None and worker.child.silent_s(worker.journal) > worker.run.limit_s:
-            self._dead(worker, f"it did not return within {worker.run.limit_s:g} s", 0)
+        elif worker.busy is not None and worker.child.silent_s(worker.journal) > (limit_s := self._limit(worker)):
+            self._dead(worker, f"it did not return within {limit_s:g} s", 0, max(LEAST_CONFIRM_S, 1.5 * limit_s))
+
+    def _limit(self, worker: Worker) -> float:
+        """Seconds for a call. The limit of a level of slow calls is for the slowest targets: others show what they need."""
+        child, most = worker.child, worker.run.limit_s
+        if self.options.limit_s != DEFAULT_LIMIT_S or child.num_moves < MOVES:
+            return most
+        return min(most, max(DEFAULT_LIMIT_S, round(LONGER * child.longest_s, 1)))
 
     def _patience(self, worker: Worker) -> tuple[float, float]:
         """How long a target may be imported, or its adapter be made, and since when that goes on."""
@@ -287,7 +319,7 @@ class Campaign:
             return READY_LIMIT_S, child.started
         return max(worker.run.limit_s, child.making.limit_s), child.making_at
 
-    def _dead(self, worker: Worker, how: str, signal: int) -> None:
+    def _dead(self, worker: Worker, how: str, signal: int, limit_s: float | None = None) -> None:
         run, words = worker.run, worker.child.last_words()
         ready = worker.child.ready is not None
         self._drop(worker)
@@ -319,7 +351,7 @@ class Campaign:
         else:
             run.tally.saved += worker.reruns
             run.tally.operations += len(tail.operations)
-            self._suspect_death(run, tail, how, signal)
+            self._suspect_death(run, tail, how, signal, limit_s)
 
     def _start_failed(self, run: TargetRun, call: str, how: str, signal: int) -> None:
         """The target died or hung before it was asked to do anything: that is its adapter's fault.
@@ -335,7 +367,7 @@ class Campaign:
         for other in [other for other in self.workers.values() if other.run is run]:
             self._drop(other)
 
-    def _suspect_death(self, run: TargetRun, tail: journal.Tail, how: str, signal: int) -> None:
+    def _suspect_death(self, run: TargetRun, tail: journal.Tail, how: str, signal: int, limit_s: float | None) -> None:
         id = CRASH
         occurrence = run.tally.broken.get(id, 0) + 1
         run.tally.broken[id] = occurrence
@@ -354,7 +386,7 @@ class Campaign:
         )
         path = self.folder.path / "pending" / f"{safe_name(run.name)}-{id}-{occurrence}.json"
         self.folder.write_bytes(path, encode(case))
-        self._examine(Suspect(run.name, path, id, occurrence, death=how, signal=signal))
+        self._examine(Suspect(run.name, path, id, occurrence, death=how, signal=signal, limit_s=limit_s))
 
     # ---- suspects --------------------------------------------------------------------------------------------------
 

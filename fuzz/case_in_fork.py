@@ -27,9 +27,13 @@ NO_LIMIT_S = 30 * 24 * 3600.0
 """The time limit within the process, which could not stop native code: here a process outside watches each call."""
 
 
+DEFAULT_LIMIT_S = 10.0
+"""Seconds that one call may take if nobody says otherwise, and its level is none of slow calls."""
+
+
 def call_limit(spec: LevelSpec, limit_s: float) -> float:
-    """Seconds that one call may take: as asked for, but no less than a level of slow calls needs."""
-    return max(limit_s, spec.limit_s or 0.0)
+    """Seconds that one call may take: as asked for; if nothing was, no less than a level of slow calls needs."""
+    return limit_s if limit_s != DEFAULT_LIMIT_S else max(limit_s, spec.limit_s or 0.0)
 
 
 def replay(target: Target, case: Case, limit_s: float) -> messages.Judged:

@@ -22,6 +22,8 @@ READY_LIMIT_S = 180.0
 LAST_WORDS = 4000
 """Bytes of a child's own output that are kept."""
 
+_UNSEEN: tuple[int, bytes] = (-1, b"")
+
 
 class Child:
     """A running `python -m fuzz.worker`. Its output is read and thrown away, but for the end of it."""
@@ -52,7 +54,9 @@ class Child:
         self.ready: messages.Ready | None = None
         self.making: messages.Making | None = None
         self.making_at = self.started
-        self._seen: tuple[int, bytes] = (-1, b"")
+        self.num_moves, self.longest_s = 0, 0.0
+        """How often the journal was seen to change, and the longest time between two such moments."""
+        self._seen = _UNSEEN
         self._seen_at = self.started
 
     def fileno(self) -> int:
@@ -61,7 +65,7 @@ class Child:
 
     def send(self, command: messages.Message) -> None:
         """Send a command; a child that is gone is noticed when its replies end."""
-        self._seen, self._seen_at = (-1, b""), time.monotonic()
+        self._seen, self._seen_at = _UNSEEN, time.monotonic()
         with contextlib.suppress(BrokenPipeError):
             os.write(self._commands, messages.encode(command))
 
@@ -104,9 +108,12 @@ class Child:
     def silent_s(self, path: Path) -> float:
         """Seconds since the journal last changed."""
         seen, now = journal.progress(path), time.monotonic()
+        silent_s = now - self._seen_at
         if seen != self._seen:
-            self._seen, self._seen_at = seen, now
-        return now - self._seen_at
+            if self._seen != _UNSEEN:  # what lies before the first operation of a slice is no call
+                self.num_moves, self.longest_s = self.num_moves + 1, max(self.longest_s, silent_s)
+            self._seen, self._seen_at, silent_s = seen, now, 0.0
+        return silent_s
 
     def last_words(self) -> str:
         """The end of what the child printed."""

@@ -19,7 +19,10 @@ KEEPS_STATE = (
 
 @dataclass(frozen=True)
 class Suspect:
-    """A case that broke a clause in a worker, saved at `path`. `death` says that its process died or hung."""
+    """A case that broke a clause in a worker, saved at `path`. `death` says that its process died or hung.
+
+    limit_s: what a call may take while this one is confirmed; None: as for all.
+    """
 
     target: str
     path: Path
@@ -28,6 +31,7 @@ class Suspect:
     preceding: tuple[tuple[int, int], ...] = ()
     death: str = ""
     signal: int = 0
+    limit_s: float | None = None
 
 
 def is_first(suspect: Suspect) -> bool:
@@ -48,7 +52,7 @@ class Evidence:
 
 def examine(suspect: Suspect, device: str, limit_s: float, seconds: float) -> Evidence:
     """Confirm and minimise a suspect; minimising takes at most about `seconds`. Never fails."""
-    started = time.monotonic()
+    started, limit_s = time.monotonic(), suspect.limit_s or limit_s
     case = None
     try:
         case = read(suspect.path)

@@ -18,7 +18,9 @@ def command(
     target: Annotated[str, typer.Argument(help="Target: a name, module:object or path.py:object.")],
     time: Annotated[str, typer.Option(help="How long to use it.")] = "3s",
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
-    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
+    call_limit: Annotated[
+        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
+    ] = "10s",
     json_: Json = False,
 ) -> int:
     """Check an adapter: legal calls, declarations, determinism, reset, speed. Exit 2 with what to fix."""

@@ -25,7 +25,9 @@ def command(
     ] = None,
     time: Annotated[str, typer.Option(help="How long to search at most.")] = "60s",
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
-    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
+    call_limit: Annotated[
+        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
+    ] = "10s",
     json_: Json = False,
 ) -> int:
     """Write the smallest case found beside the case, as NAME.min.json; nothing where none is smaller."""

@@ -19,7 +19,9 @@ def command(
         str | None, typer.Option("--target", "-t", help="Replay on this target instead of the one named in the case.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
-    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
+    call_limit: Annotated[
+        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
+    ] = "10s",
     json_: Json = False,
 ) -> int:
     """Replay cases, each in a fresh process: FIXED, FAILED or ERROR; exit 0, 1 or 2, the worst wins."""

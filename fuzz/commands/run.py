@@ -44,7 +44,9 @@ def command(
         typer.Option(help="Ledger of known failures, instead of the shipped one; --resume keeps it."),
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first new finding.")] = False,
-    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
+    call_limit: Annotated[
+        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
+    ] = "10s",
     json_: Json = False,
 ) -> int:
     """Fuzz targets: draw operations, judge every step, keep each broken clause as a small case that replays."""
