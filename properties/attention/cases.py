@@ -11,7 +11,7 @@ VERSION = 1
 
 PoolForm = Literal["separate", "interleaved", "layered", "high_stride"]
 QueryForm = Literal["contiguous", "fused"]
-Values = Literal["peaked", "normal", "large", "equal"]
+Values = Literal["peaked", "normal", "large", "equal", "steep"]
 Variation = Literal[
     "none",
     "repoison",

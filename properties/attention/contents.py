@@ -20,6 +20,9 @@ from paged_ref.parity import Expected, expect
 from properties.attention.cases import ReadCase, Row
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# In "steep" rows scores differ by some 64 from block to block, over so many blocks: 2**128 is no float32, so that an
+# exponential without the running maximum, or with that of the first block, is infinite.
+STEEP, MOST_STEPS = 64.0, 4
 # How far a peak stands above log(context length): 1 gives it about 70% of the weight among ordinary scores.
 PEAK_HEIGHTS = (1.0, 2.0, 6.0)
 
@@ -71,6 +74,8 @@ def _make_content(case: ReadCase, row: Row) -> Content:
         k[:] = k[0]
     elif case.values == "peaked":
         _add_peaks(case, q, k, rng)
+    elif case.values == "steep":
+        _add_steps(case, q, k, rng)
     return Content(q.to(dtype), k.to(dtype), v.to(dtype))
 
 
@@ -81,6 +86,17 @@ def _encode_indices(v_NGD: Tensor, key: int) -> None:
     v_NGD[:, :, 1] = (positions % 64) / 64
     v_NGD[:, :, 2] = (positions // 64 % 64) / 64
     v_NGD[:, :, 3] = torch.arange(v_NGD.shape[1])[None, :] / 64
+
+
+def _add_steps(case: ReadCase, q: Tensor, k: Tensor, rng: random.Random) -> None:
+    """Scores that rise or fall by STEEP from block to block, by one dimension, in powers of two: exact in every dtype."""
+    in_query = 2.0 ** round(math.log2(1 / (case.effective_scale * case.head_size**0.5)))
+    in_key = 2.0 ** round(math.log2(STEEP / (case.effective_scale * in_query)))
+    steps = (torch.arange(k.shape[0]) // case.block_size).clamp(max=MOST_STEPS - 1)
+    if rng.random() < 0.5:
+        steps = MOST_STEPS - 1 - steps
+    q[:, :, -1] = in_query
+    k[:, :, -1] = (in_key * (1 + steps))[:, None]
 
 
 def _add_peaks(case: ReadCase, q: Tensor, k: Tensor, rng: random.Random) -> None:

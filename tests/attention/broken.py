@@ -198,6 +198,30 @@ class StaleTokenAdded(LastTokenDropped):
         return Output(out, None)
 
 
+class NoMaximum(Broken):
+    """Exponentials of the bare scores: infinite from 89 on (the reason for the running maximum, arXiv:1805.02867)."""
+
+    breaks = "READ-1"
+
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        maximum = self._maximum(scores)
+        weights = torch.exp(scores - maximum)
+        total = weights.sum(2, keepdim=True)
+        out = torch.einsum("htn,nhd->htd", weights / total.masked_fill(total == 0, 1.0), values)
+        return out, (torch.log(total) + maximum)[..., 0]
+
+    def _maximum(self, scores: Tensor) -> Tensor:
+        return torch.zeros_like(scores[..., :1])
+
+
+class MaximumOfTheFirstTile(NoMaximum):
+    """The running maximum does not run: later tiles do not raise it."""
+
+    def _maximum(self, scores: Tensor) -> Tensor:
+        first = scores[..., :4].amax(2, keepdim=True)
+        return first.masked_fill(first == -torch.inf, 0.0)
+
+
 class ScaleIgnored(Broken):
     """The scale argument is lost on the way (FlashInfer#1023)."""
 
