@@ -21,6 +21,8 @@ from properties.attention.scene import Scene
 # A decoy "fits" when the output is as near to it as a correct output is to the oracle, with room for its
 # own limits.
 FIT_FACTOR = 2.0
+NEAR = 10.0
+"""What is so many limits away from the output is no hint."""
 MOST_TOLD = 4
 """Mistakes that are named where several give the same output."""
 
@@ -69,7 +71,9 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected) -> s
         return _told(fits)
     if not bool(actual.isfinite().all()):
         return f"{int((~actual.isfinite()).sum())} of {actual.numel()} values are NaN or infinite"
-    return f"no known mistake gives this output; nearest, and {nearest_excess:.0f} times too far: {nearest}"
+    if nearest_excess > NEAR:
+        return "no known mistake gives this output, or one near it"
+    return f"no known mistake gives this output; nearest, and {nearest_excess:.1f} times too far: {nearest}"
 
 
 def _told(fits: list[tuple[str, float]]) -> str:

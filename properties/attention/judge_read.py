@@ -27,6 +27,7 @@ from properties.attention.execute import Fault, Refused, check_output, execute, 
 from properties.attention.scene import Scene, build
 from properties.attention.target import AttentionTarget, Output
 from properties.attention.verdict import Verdict
+from properties.contract import AdapterError
 from properties.wording import counted
 
 FAULT_PROPERTY = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3", "crash": "CRASH-1"}
@@ -91,6 +92,12 @@ class Judge:
         if isinstance(result, Fault | Refused):
             return Reading(scene, None, (), result)
         output = check_output(self.target, result, scene.batch.q)
+        if scene.batch.want_lse and output.lse is None:
+            raise AdapterError(
+                f"{self.target.name} declares lse_base={self.capabilities.lse_base!r} and returned no LSE though "
+                "batch.want_lse is set",
+                "return Output(out, lse), lse float32 of shape [T, H], or declare lse_base=None",
+            )
         lse = None if output.lse is None else output.lse.detach().cpu() * self._lse_unit()
         # A copy: the target may keep one output for all of its calls.
         output = Output(output.out.detach().to("cpu", copy=True), lse)
@@ -323,7 +330,21 @@ def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:
         expected = judge.expected.get(row.key)
         if expected is not None:
             lines.append(f"  {decoys.explain(scene, row, wrong.actual, expected)}")
+    elif base := _other_base(found.actual / found.oracle if found.oracle else 0.0):
+        declared = judge.capabilities.lse_base
+        lines.append(
+            f"  it is the LSE in base {base}, declared is lse_base={declared!r}: convert it, or declare {base!r}"
+        )
     return "\n".join(lines)
+
+
+def _other_base(ratio: float) -> str | None:
+    """The base that an LSE is in whose ratio to the right one, in base e, is that of the two logarithms."""
+    ratios = {
+        "2": 1 / math.log(2),
+        "e": math.log(2),
+    }  # the second where base 2 is declared, and what comes is converted
+    return next((base for base, other in ratios.items() if abs(ratio - other) < 1e-3), None)
 
 
 def _count_judged(judge: Judge, base: Reading, verdict: Verdict) -> None:

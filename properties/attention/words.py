@@ -50,7 +50,10 @@ def in_words(case: ReadCase | StoreCase | CopyCase) -> str:
 
 
 def _row(row: Row, block_size: int, operation: str) -> str:
-    blocks = " ".join(map(str, row.table[: blocks_needed(row.context_len, block_size)])) or "none"
+    needed = blocks_needed(row.context_len, block_size)
+    blocks = " ".join(map(str, row.table[:needed])) or "none"
+    if row.table[needed:]:
+        blocks += f" (behind them in its table {' '.join(map(str, row.table[needed:]))})"
     queries = f"{counted(row.query_len, 'query')} at the end of " if operation == "prefill" else ""
     shared = f", {row.shared_blocks} shared with row {row.parent}" if row.shared_blocks else ""
     return f"row {row.key}: {queries}{counted(row.context_len, 'token')} in blocks {blocks}{shared}"

@@ -168,7 +168,7 @@ class LastTokenDropped(Broken):
     """The context length is one short."""
 
     breaks, clue = "READ-1", "the last token dropped"
-    capabilities = declaring(num_splits=False)
+    capabilities = declaring(num_splits=False, lse_base=None)
 
     def decode(self, pool: Pool, batch: Batch) -> Output:
         out, lse = torch.zeros_like(batch.q), torch.zeros(batch.q.shape[:2])
@@ -185,7 +185,7 @@ class StaleTokenAdded(LastTokenDropped):
     """One slot behind the context takes part."""
 
     breaks, clue = "READ-1", "one stale token added"
-    capabilities = declaring(num_splits=False, withstands=("attractor",), window=False)
+    capabilities = declaring(num_splits=False, lse_base=None, withstands=("attractor",), window=False)
 
     def decode(self, pool: Pool, batch: Batch) -> Output:
         out = torch.zeros_like(batch.q)
@@ -331,7 +331,7 @@ class PartialsAveraged(Broken):
 class LseInBaseTwo(Broken):
     """The LSE is returned in base 2 and declared in base e."""
 
-    breaks, clue = "READ-4", "the LSE is wrong"
+    breaks, clue = "READ-4", "it is the LSE in base 2, declared is lse_base='e'"
 
     def _read(self, pool: Pool, batch: Batch) -> Output:
         out, lse = super()._read(pool, batch)

@@ -18,10 +18,11 @@ from properties.attention.generate import READ_VARIATIONS
 from properties.attention.judges import judge
 from properties.attention.shrink import simpler
 from properties.attention.spec import SPEC
+from properties.attention.target import Batch, Output, Pool
 from properties.attention.targets.plain import PlainTorch
 from properties.attention.words import VARIED, in_words
 from properties.case import Case
-from properties.contract import VIOLATIONS, UsageError
+from properties.contract import VIOLATIONS, AdapterError, UsageError
 from properties.drive import drive
 from properties.minimise import breaks, minimise, trimmed
 from tests.attention.broken import (
@@ -175,3 +176,21 @@ def test_a_finding_as_a_pytest_file_fails_for_the_broken_target_and_passes_for_t
                 test()
         else:
             test()
+
+
+def test_an_lse_that_is_declared_must_come() -> None:
+    class Forgets(PlainTorch):
+        def decode(self, pool: Pool, batch: Batch) -> Output:
+            return Output(super().decode(pool, batch).out)
+
+    with pytest.raises(AdapterError, match="declares lse_base='e' and returned no LSE"):
+        judge(Forgets(), BATCH)
+
+
+def test_ids_behind_the_last_block_are_told() -> None:
+    """What they are may be the whole cause."""
+    rows = (Row(key=0, context_len=6, table=(5, 2, 0, -1)), Row(key=1, context_len=4, table=(1,)))
+
+    assert "row 0: 6 tokens in blocks 5 2 (behind them in its table 0 -1); row 1: 4 tokens in blocks 1 (" in in_words(
+        msgspec.structs.replace(BATCH, rows=rows)
+    )
