@@ -117,6 +117,7 @@ def _profile_name() -> str:
     return "pagefault-ci" if os.environ.get("CI") else "pagefault-dev"
 
 
+HERE = Path(__file__).parent.resolve()
 _SESSION = pytest.StashKey[Session]()
 
 
@@ -133,8 +134,21 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         ) from None
 
 
+def _refuse_another_copy(config: pytest.Config) -> None:
+    """Properties of a checkout under the plugin of an installed copy would find none of its fixtures."""
+    for argument in config.args:
+        path = Path(argument.partition("::")[0])
+        folder = (path if path.is_dir() else path.parent).resolve()
+        if folder.name == HERE.name and (folder / "plugin.py").exists() and folder != HERE:
+            raise UsageError(
+                f"{folder} belongs to another copy of pagefault than the one that is installed, {HERE}: run `python -m pytest "
+                "properties` in the checkout, install that with `pip install -e .`, or use `pagefault test`"
+            )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     try:
+        _refuse_another_copy(config)
         config.stash[_SESSION] = Session(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
@@ -198,7 +212,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_ours(item: pytest.Item) -> bool:
-    return item.path.parent == Path(__file__).parent
+    return item.path.parent.resolve() == HERE
 
 
 @pytest.fixture(scope="session")
