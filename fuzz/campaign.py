@@ -303,7 +303,9 @@ class Campaign:
             if time.monotonic() - since > limit_s:
                 self._dead(worker, f"it did not return within {limit_s:g} s", 0)
         elif worker.busy is not None and worker.child.silent_s(worker.journal) > (limit_s := self._limit(worker)):
-            self._dead(worker, f"it did not return within {limit_s:g} s", 0, max(LEAST_CONFIRM_S, 1.5 * limit_s))
+            shown = limit_s < worker.run.limit_s  # by other calls, not by the user: confirmed with more time
+            again_s = max(LEAST_CONFIRM_S, 1.5 * limit_s) if shown else None
+            self._dead(worker, f"it did not return within {limit_s:g} s", 0, again_s)
 
     def _limit(self, worker: Worker) -> float:
         """Seconds for a call. The limit of a level of slow calls is for the slowest targets: others show what they need."""

@@ -62,7 +62,10 @@ class Replayer:
         for _ in range(TRIES if case.flaky else 1):
             verdict = verdict_of(case, self._run(case))
             if verdict[0] == "FAILED":
-                break
+                return verdict
+        if case.flaky and verdict[0] == "FIXED":
+            detail = f"{verdict[1]} in {TRIES} runs, but it was found by chance: that is no proof. Run a campaign again"
+            return verdict[0], detail, verdict[2]
         return verdict
 
     def _run(self, case: Case) -> messages.Judged:

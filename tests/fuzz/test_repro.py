@@ -421,3 +421,11 @@ def test_as_issue_of_small_projects_makes_their_own_calls(target: str, path: str
 
     assert done.returncode == 0, done.stderr
     assert "A" in done.stdout
+
+
+def test_a_case_that_was_found_by_chance_is_not_proven_fixed(leaky_case: Path, tmp_path: Path) -> None:
+    path = _edited(leaky_case, tmp_path / "c.json", lambda fields: fields.update(target=bad("Sound"), flaky=True))
+    done = pagefault("repro", path, cwd=tmp_path)
+
+    assert done.code == 0
+    assert "runs, but it was found by chance: that is no proof" in done.out

@@ -9,6 +9,7 @@ def test_properties_of_another_copy_are_refused_in_words(tmp_path: Path) -> None
     folder = tmp_path / "properties"
     folder.mkdir()
     (folder / "plugin.py").write_text("")
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["properties.plugin"]\n')
     (folder / "test_alloc.py").write_text("def test_alloc(clause_id, target_name, contract): pass\n")
     command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "properties"]
 
