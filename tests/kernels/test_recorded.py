@@ -57,5 +57,6 @@ def test_another_answer_is_noticed(recording: dict[str, Recorded]) -> None:
                 continue
             expected, out = expect_row(case, contents[row.key], tf32=False), recorded.out_THD[rows]
             assert not compare(torch.zeros_like(out), expected).passed, name
-            if case.values != "equal" and case.window != 1:  # else the heads of a group see one weighted mean
+            # Else the heads of a group see one weighted mean, or one token alone.
+            if case.values not in ("equal", "steep") and case.window != 1:
                 assert not compare(out.roll(1, 1), expected).passed, name
