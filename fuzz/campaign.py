@@ -14,14 +14,14 @@ from typing import Any
 
 from fuzz import corpus, journal, messages
 from fuzz.campaign_state import Options, TargetRun, Worker
-from fuzz.case_in_fork import CRASH, DEFAULT_LIMIT_S, call_limit, crash_message
+from fuzz.case_in_fork import CRASH, call_limit, crash_message
 from fuzz.child import READY_LIMIT_S, Child
 from fuzz.evidence import Suspect
 from fuzz.examiners import Examiners
 from fuzz.filing import KILLED, OUTSIDE, Filing
 from fuzz.folder import DiskError, Folder
 from fuzz.loop import safe_name
-from fuzz.values import LONGEST_S
+from fuzz.values import DEFAULT_LIMIT_S, LONGEST_S
 from properties.case import Case, encode, read
 from properties.contract import UsageError
 from properties.ledger import Ledger

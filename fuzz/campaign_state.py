@@ -8,6 +8,7 @@ from pathlib import Path
 from fuzz import messages
 from fuzz.child import Child
 from fuzz.tally import Tally
+from fuzz.values import DEFAULT_LIMIT_S
 from properties.case import Case
 from properties.ledger import Entry
 
@@ -50,7 +51,7 @@ class TargetRun:
     tolerate: set[str] = field(default_factory=set)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     rerun: bool = False
-    limit_s: float = 10.0
+    limit_s: float = DEFAULT_LIMIT_S
     deaths: int = 0
     start_deaths: int = 0
     hung: str = ""

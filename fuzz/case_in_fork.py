@@ -11,6 +11,7 @@ import msgspec
 from fuzz import messages
 from fuzz.isolate import BEAT, Emit, Ended
 from fuzz.own_error import in_guarded_fork
+from fuzz.values import DEFAULT_LIMIT_S
 from properties.case import Case
 from properties.drive import drive
 from properties.levels import LevelSpec
@@ -25,10 +26,6 @@ MADE_WRONG = "making the adapter"
 """How a problem begins that is the adapter's own, and not that of a machine where something is missing."""
 NO_LIMIT_S = 30 * 24 * 3600.0
 """The time limit within the process, which could not stop native code: here a process outside watches each call."""
-
-
-DEFAULT_LIMIT_S = 10.0
-"""Seconds that one call may take if nobody says otherwise, and its level is none of slow calls."""
 
 
 def call_limit(spec: LevelSpec, limit_s: float) -> float:

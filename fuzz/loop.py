@@ -80,7 +80,6 @@ class Loop:
             versions=self.versions,
             applicable=tuple(sorted(self.spec.applicable(self.capabilities, self.offers))),
             marks=tuple(sorted(marks)),
-            limit_s=self.spec.limit_s or 0.0,
             offers=tuple(sorted(self.offers)),
         )
 

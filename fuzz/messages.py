@@ -87,14 +87,13 @@ Command = Slice | Rerun | Replay | Confirm | Minimise | CheckTarget | Make
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The target is loaded: what a campaign on it must reach, and the least time that one call must be given."""
+    """The target is loaded: what a campaign on it must reach."""
 
     level: str
     versions: dict[str, str]
     applicable: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     offers: tuple[str, ...] = ()
-    limit_s: float = 0.0
 
 
 class Making(Message, frozen=True, tag="making"):

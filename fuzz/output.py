@@ -15,6 +15,9 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
+CallLimit = Annotated[
+    str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
+]
 
 
 def hint(command: str, path: Path | str, *options: str) -> str:

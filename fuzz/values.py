@@ -31,6 +31,16 @@ def seconds(text: str, option: str, *, longest_s: float = LONGEST_S) -> float:
     return total
 
 
+DEFAULT_LIMIT_S = 10.0
+"""Seconds that one call may take if nobody says otherwise, and its level is none of slow calls."""
+DEFAULT_LIMIT = f"{DEFAULT_LIMIT_S:g}s"
+
+
+def call_limit(text: str) -> float:
+    """The value of --call-limit, in seconds."""
+    return seconds(text, "--call-limit", longest_s=3600.0)
+
+
 def clipped(text: str, most: int = 60) -> str:
     """A value as it is shown in a message.
 

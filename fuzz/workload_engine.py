@@ -121,7 +121,7 @@ class EngineRun(WorkloadRun):
 
     def _step(self) -> None:
         """One step, launched and finished. Raises `Unusable` where nothing moves any more."""
-        with self._operation("step", f"{counted(len(self.live), 'request')}"):
+        with self._operation("step", counted(len(self.live), "request")):
             step = self.probe.step()
         self._judge_pace(step)
         if not self.result.num_operations % 8 or self.pool.in_use >= self.result.num_blocks * 0.9:
@@ -131,7 +131,7 @@ class EngineRun(WorkloadRun):
             self._row(row)
         sampling = [row.name for row in step.rows if row.samples]
         if step.rows:
-            with self._operation("finish", f"{counted(len(step.rows), 'row')}"):
+            with self._operation("finish", counted(len(step.rows), "row")):
                 self.probe.call("finish", step, [self._token(name) for name in sampling])
         for name in sampling:
             self._told(name)

@@ -162,8 +162,7 @@ def _line(seed: int, verdict: Verdict) -> Clean | Unclean:
         broken = (breach.property for breach in verdict.breaches)
         return Unclean(seed, tuple(id for id in broken if not id.startswith("CRASH")))
     state = verdict.state
-    judged = {id: count for id, count in state.judged.items() if count}
-    return Clean(seed, len(verdict.applied), dict(verdict.outcomes), judged, dict(state.marks))
+    return Clean(seed, len(verdict.applied), dict(verdict.outcomes), dict(state.judged), dict(state.marks))
 
 
 def main() -> None:

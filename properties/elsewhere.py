@@ -27,6 +27,7 @@ from properties.ledger import Entry, Ledger
 from properties.lifeline import START, command_of_ours, memory_hint, signal_name
 from properties.specs import spec_of
 from properties.targets import Target, Unavailable
+from properties.trial import MUST_RETURN
 
 HANG_S = 300.0
 """Seconds for one operation, compilations included: they are no hang."""
@@ -36,7 +37,6 @@ LOST, FULL = 87, 88
 """Exit status after a fault of the device (FOLDER/lost says which), and where nothing can be noted any more (ORDER is gone)."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NOTE, ORDER = "note", "order"
-MUST_RETURN = "the class or function is called without arguments; it must return and not end the process"
 
 
 class Order(msgspec.Struct, frozen=True):

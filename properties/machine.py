@@ -177,9 +177,7 @@ def build_machine(
                     self.step(spec.closing)
             finally:
                 state = self.referee.state
-                tally.traces += 1
-                tally.judged.update({id: count for id, count in state.judged.items() if count})
-                tally.marks.update(state.marks)
+                tally.count(0, {}, state.judged, state.marks)  # its operations were counted one by one
                 self.referee.close()
 
     for kind in probe.kinds:

@@ -7,5 +7,6 @@ def counted(number: int, noun: str) -> str:
     >>> counted(1, "step"), counted(0, "step"), counted(1200, "query"), counted(2, "broken clause")
     ('1 step', '0 steps', '1,200 queries', '2 broken clauses')
     """
-    many = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else many}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("ry") else f"{number:,} {noun}s"

@@ -9,7 +9,7 @@ import typer
 from fuzz import child, messages, values
 from fuzz.case_in_fork import CRASH, MADE_WRONG
 from fuzz.check_progress import told
-from fuzz.output import Json, emit
+from fuzz.output import CallLimit, Json, emit
 from properties.contract import UsageError
 from properties.trial import MUST_RETURN
 
@@ -18,14 +18,12 @@ def command(
     target: Annotated[str, typer.Argument(help="Target: a name, module:object or path.py:object.")],
     time: Annotated[str, typer.Option(help="How long to use it.")] = "3s",
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
-    call_limit: Annotated[
-        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
-    ] = "10s",
+    call_limit: CallLimit = values.DEFAULT_LIMIT,
     json_: Json = False,
 ) -> int:
     """Check an adapter: legal calls, declarations, determinism, reset, speed. Exit 2 with what to fix."""
     seconds = values.seconds(time, "--time", longest_s=3600.0)
-    limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
+    limit_s = values.call_limit(call_limit)
     checked, words = _check(target, values.choice(device, "--device", ("cpu", "cuda")), seconds, limit_s)
     code = 2 if checked.problems else 0
     result = {

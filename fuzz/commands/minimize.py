@@ -10,7 +10,7 @@ import typer
 
 from fuzz import values
 from fuzz.evidence import minimised
-from fuzz.output import Json, emit, hint, note, on_device
+from fuzz.output import CallLimit, Json, emit, hint, note, on_device
 from fuzz.story import tell
 from fuzz.whereabouts import located
 from properties.case import Case, fingerprint, read, write
@@ -25,14 +25,12 @@ def command(
     ] = None,
     time: Annotated[str, typer.Option(help="How long to search at most.")] = "60s",
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
-    call_limit: Annotated[
-        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
-    ] = "10s",
+    call_limit: CallLimit = values.DEFAULT_LIMIT,
     json_: Json = False,
 ) -> int:
     """Write the smallest case found beside the case, as NAME.min.json; nothing where none is smaller."""
     device = values.choice(device, "--device", ("cpu", "cuda"))
-    limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
+    limit_s = values.call_limit(call_limit)
     budget_s = values.seconds(time, "--time", longest_s=24 * 3600.0)
     path = values.existing_file(case, "CASE")
     old = read(path)

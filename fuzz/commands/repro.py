@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fuzz import values
-from fuzz.output import Json, hint, say
+from fuzz.output import CallLimit, Json, hint, say
 from fuzz.replay import EXIT_CODES, Replayed, replay_all
 
 
@@ -19,14 +19,12 @@ def command(
         str | None, typer.Option("--target", "-t", help="Replay on this target instead of the one named in the case.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda, for targets that have tensors.")] = "cpu",
-    call_limit: Annotated[
-        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
-    ] = "10s",
+    call_limit: CallLimit = values.DEFAULT_LIMIT,
     json_: Json = False,
 ) -> int:
     """Replay cases, each in a fresh process: FIXED, FAILED or ERROR; exit 0, 1 or 2, the worst wins."""
     device = values.choice(device, "--device", ("cpu", "cuda"))
-    limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
+    limit_s = values.call_limit(call_limit)
     for path in case:
         values.case_path(path)
     results = replay_all(case, device, limit_s, (lambda result: None) if json_ else _tell, target)

@@ -15,7 +15,7 @@ from fuzz.campaign_state import Options
 from fuzz.folder import DiskError, Folder, default_path
 from fuzz.outcome import as_json as outcome_json
 from fuzz.outcome import exit_code
-from fuzz.output import Json, note, say
+from fuzz.output import CallLimit, Json, note, say
 from fuzz.resume import Saved, read_saved, save_options, saved_ledger, start_again
 from properties.contract import UsageError
 from properties.ledger import read_ledger
@@ -44,9 +44,7 @@ def command(
         typer.Option(help="Ledger of known failures, instead of the shipped one; --resume keeps it."),
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first new finding.")] = False,
-    call_limit: Annotated[
-        str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
-    ] = "10s",
+    call_limit: CallLimit = values.DEFAULT_LIMIT,
     json_: Json = False,
 ) -> int:
     """Fuzz targets: draw operations, judge every step, keep each broken clause as a small case that replays."""
@@ -124,7 +122,7 @@ def _options(
         device=values.choice(device, "--device", ("cpu", "cuda")),
         seed=chosen_seed,
         fail_fast=fail_fast,
-        limit_s=values.seconds(call_limit, "--call-limit", longest_s=3600.0),
+        limit_s=values.call_limit(call_limit),
     )
 
 

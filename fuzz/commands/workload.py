@@ -37,7 +37,7 @@ def command(
     ] = None,
     live: Annotated[str, typer.Option(help="Requests alive at once.")] = "64",
     plot: Annotated[str | None, typer.Option(help="Write blocks in use over time to this PNG, SVG or PDF.")] = None,
-    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = "10s",
+    call_limit: Annotated[str, typer.Option(help="How long one call of the target may take.")] = values.DEFAULT_LIMIT,
     json_: Json = False,
 ) -> int:
     """Run a recorded workload through targets: hit rate, peak, evictions, speed; exit 1 with a fault."""
@@ -48,7 +48,7 @@ def command(
     most = values.whole(requests, "--requests", 1, 10**9, "1000") if requests else None
     num_blocks = values.whole(blocks, "--blocks", 1, 1 << 30, "4096") if blocks else None
     num_live = values.whole(live, "--live", 1, 4096, "64")
-    limit_s = values.seconds(call_limit, "--call-limit", longest_s=3600.0)
+    limit_s = values.call_limit(call_limit)
     targets = [_loaded(name) for name in (target or ["ours"])]
     for _ in read_requests(trace, most):  # a mistake in the file is said before anything runs
         pass

@@ -14,9 +14,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 MAX_SPLITS = 65536
 MIN_SCALE, MAX_SCALE = 1e-30, 1e30  # a float32 below the first is none; times -inf that is a NaN
-MAX_GRID = (
-    65535  # programs in the second and third direction of a launch (CUDA programming guide, compute capabilities)
-)
+# Programs in the second and third direction of a launch (CUDA programming guide, compute capabilities).
+MAX_GRID = 65535
 
 
 def require(condition: bool, message: str) -> None:

@@ -291,8 +291,8 @@ def _describe(judge: Judge, reading: Reading) -> str:
     case = reading.scene.case
     lines = [
         f"{case.operation}, block size {case.block_size}, {counted(case.num_blocks, 'block')}, "
-        f"{case.num_kv_heads * case.ratio} "
-        f"query heads on {counted(case.num_kv_heads, 'KV head')} of {case.head_size}, {case.dtype}, layout {case.layout}"
+        f"{counted(case.num_kv_heads * case.ratio, 'query head')} on "
+        f"{counted(case.num_kv_heads, 'KV head')} of {case.head_size}, {case.dtype}, layout {case.layout}"
         f"{f', window {case.window}' if case.window else ''}"
         f"{f', num_splits {case.num_splits}' if case.num_splits else ''}"
     ]
@@ -340,10 +340,7 @@ def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:
 
 def _other_base(ratio: float) -> str | None:
     """The base that an LSE is in whose ratio to the right one, in base e, is that of the two logarithms."""
-    ratios = {
-        "2": 1 / math.log(2),
-        "e": math.log(2),
-    }  # the second where base 2 is declared, and what comes is converted
+    ratios = {"2": 1 / math.log(2), "e": math.log(2)}  # "e" where base 2 is declared: what comes is converted then
     return next((base for base, other in ratios.items() if abs(ratio - other) < 1e-3), None)
 
 

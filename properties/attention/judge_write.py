@@ -85,9 +85,8 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
 
 def _pool_text(case: StoreCase | CopyCase) -> str:
     return (
-        f"{counted(case.num_blocks, 'block')} of {case.block_size}, {counted(case.num_kv_heads, 'KV head')} "
-        f"of {case.head_size}, "
-        f"{case.dtype}, layout {case.layout}"
+        f"{counted(case.num_blocks, 'block')} of {case.block_size}, "
+        f"{counted(case.num_kv_heads, 'KV head')} of {case.head_size}, {case.dtype}, layout {case.layout}"
     )
 
 

@@ -38,10 +38,10 @@ def in_words(case: ReadCase | StoreCase | CopyCase) -> str:
         pairs = ", ".join(f"{source} to {destination}" for source, destination in case.pairs)
         return f"copy block {pairs} in {counted(case.num_layers, 'layer')} ({pool})"
     rows = "; ".join(_row(row, case.block_size, case.operation) for row in case.rows)
-    heads = f"{counted(case.num_kv_heads * case.ratio, 'query head')}"
+    heads = counted(case.num_kv_heads * case.ratio, "query head")
     extras = [
         f"window {case.window}" if case.window is not None else "",
-        f"{counted(case.num_splits, 'partition')}" if case.num_splits is not None else "",
+        counted(case.num_splits, "partition") if case.num_splits is not None else "",
         f"scale {case.scale:g}" if case.scale is not None else "",
         f"unowned slots hold {case.poison_k} keys and {case.poison_v} values",
     ]

@@ -229,7 +229,7 @@ class Bench:
     ) -> None:
         state = self.state
         if not what.startswith("fill"):  # a part of a step
-            state.outcomes[state.step] = f"refused: {refusal.partition(':')[0]}"
+            state.refuse(refusal)
         before, first = (state.free, state.cached, state.refs), len(state.breaches)
         copies = self.probe.copies()
         self._look_at_sequences()

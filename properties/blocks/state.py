@@ -61,12 +61,21 @@ class State:
         self.broken: set[str] = set()
         self.judged: dict[str, int] = dict.fromkeys(CLAUSES, 0)
         self.marks: Counter[str] = Counter()
-        self.outcomes: dict[int, str] = {}
-        """Step -> what it came to, where it was refused."""
+        self.refusals: dict[int, str] = {}
+        """Step -> how it was refused."""
         self.as_blocks: set[str] = set()
         """Sequences that were said to have as many tokens from the cache as they have blocks from there."""
         self.latest: str | None = None
         """The sequence that the operation before this one admitted or extended, if it did."""
+
+    @property
+    def outcomes(self) -> dict[int, str]:
+        """Step -> what it came to, where its operation does not tell."""
+        return self.refusals
+
+    def refuse(self, refusal: str) -> None:
+        """The operation of this moment was refused; the refusal begins with its name."""
+        self.refusals[self.step] = f"refused: {refusal.partition(':')[0]}"
 
     def report(self, id: str, message: str) -> None:
         """Record a breach; only the first of each clause in a trace, since the rest may follow from it."""

@@ -59,8 +59,8 @@ def never_fits(state: EngineState, name: str, num_prompt: int, num_new: int) -> 
     """A request that can never be served was accepted, in words."""
     return (
         f"submit({name}, {counted(num_prompt, 'token')}, {num_new} new) was accepted, but at its end it needs "
-        f"{counted(state.blocks_for_request(num_prompt, num_new), 'block')} and there are {state.room}: it "
-        f"can never end; refuse it"
+        f"{counted(state.blocks_for_request(num_prompt, num_new), 'block')} and there are {state.room}: "
+        "it can never end; refuse it"
     )
 
 

@@ -86,9 +86,8 @@ class EngineReferee(EngineBench):
             need = state.blocks_for_request(len(op.tokens), len(op.reply))
             state.report(
                 id,
-                f"submit({op.name}, {counted(len(op.tokens), 'token')}, {len(op.reply)} new) was refused with "
-                f"{refusal}, but it needs "
-                f"{counted(need, 'block')} of {state.room} at its end: it can be served",
+                f"submit({op.name}, {counted(len(op.tokens), 'token')}, {len(op.reply)} new) was refused with {refusal}, "
+                f"but it needs {counted(need, 'block')} of {state.room} at its end: it can be served",
             )
         self._after()
 

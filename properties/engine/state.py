@@ -62,7 +62,7 @@ def rows_in_words(rows: Sequence[Row]) -> str:
 
 def _joined(steps: list[str]) -> str:
     left_out = len(steps) - MOST_STEPS
-    before = [f"{counted(left_out, 'step')}"] if left_out > 0 else []
+    before = [counted(left_out, "step")] if left_out > 0 else []
     return "; then ".join(before + steps[-MOST_STEPS:])
 
 
@@ -101,15 +101,7 @@ class EngineState(State):
         rows: dict[int, list[str]] = {}
         for operation, step in self.launched:
             rows.setdefault(operation, []).append(rows_in_words(step))
-        return self._refused | {operation: _joined(steps) for operation, steps in rows.items()}
-
-    @outcomes.setter
-    def outcomes(self, refused: dict[int, str]) -> None:
-        self._refused = refused
-
-    def refuse(self, refusal: str) -> None:
-        """The operation of this moment was refused; the refusal begins with its name."""
-        self._refused[self.step] = f"refused: {refusal.partition(':')[0]}"
+        return self.refusals | {operation: _joined(steps) for operation, steps in rows.items()}
 
     def first_read(self, position: int) -> int:
         """The first position, sinks apart, that the query at `position` reads: 0, or where its window begins."""

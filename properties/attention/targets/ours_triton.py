@@ -84,15 +84,11 @@ class OurTriton:
 
     def prepare_decode(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
         """`decode` with the batch converted and room for the output."""
-        tables, longest = batch.padded_block_tables(), max(batch.context_lens, default=0)
-        options = {"out": _room(batch), "max_context_len": longest, "check_values": False}
-        return self._decode(pool, batch, tables, workspace=self.workspace, **options)
+        return self._decode(pool, batch, batch.padded_block_tables(), workspace=self.workspace, **_prepared(batch))
 
     def prepare_prefill(self, pool: Pool, batch: Batch) -> Callable[[], Any]:
         """`prefill` with the batch converted and room for the output."""
-        tables, longest = batch.padded_block_tables(), max(batch.context_lens, default=0)
-        options = {"out": _room(batch), "max_context_len": longest, "check_values": False}
-        return self._prefill(pool, batch, tables, **options)
+        return self._prefill(pool, batch, batch.padded_block_tables(), **_prepared(batch))
 
     def _store(
         self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor, **options: Any
@@ -143,5 +139,6 @@ def _tables(batch: Batch) -> Tensor:
     return wide
 
 
-def _room(batch: Batch) -> Tensor:
-    return torch.empty_like(batch.q, memory_format=torch.contiguous_format)
+def _prepared(batch: Batch) -> dict[str, Any]:
+    out = torch.empty_like(batch.q, memory_format=torch.contiguous_format)
+    return {"out": out, "max_context_len": max(batch.context_lens, default=0), "check_values": False}
