@@ -12,27 +12,9 @@ from properties.effort import effort_for
 from properties.judging import judge_target
 from properties.ledger import Ledger
 from properties.targets import load
+from tests.attention.gather_targets import written
 
 TARGETS = """
-import os, sys
-from properties.attention.target import Output
-from properties.attention.targets.backends import OurGather
-
-class Right(OurGather):
-    pass
-
-class Zeros(OurGather):
-    def decode(self, pool, batch):
-        answer = super().decode(pool, batch)
-        return Output(answer.out * 0, answer.lse)
-
-class Dies(OurGather):
-    # As soon as a context is long.
-    def decode(self, pool, batch):
-        if max(batch.context_lens) > 12:
-            os.abort()
-        return super().decode(pool, batch)
-
 class Hangs(OurGather):
     def decode(self, pool, batch):
         while True:
@@ -56,9 +38,7 @@ NUM_SEEDS = 12
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "some_target.py"
-    path.write_text(TARGETS)
-    return path
+    return written(tmp_path, TARGETS)
 
 
 def test_the_tally_is_that_of_judging_in_turn(tmp_path: Path) -> None:

@@ -21,29 +21,11 @@ from properties.judging import judge_target
 from properties.ledger import Ledger
 from properties.lifeline import command_of_ours
 from properties.targets import Unavailable, load
+from tests.attention.gather_targets import written
 
 ROOT = str(Path(__file__).parents[2])
 
 TARGETS = """
-import os, shutil, signal, sys, threading, time
-from properties.attention.target import Output
-from properties.attention.targets.backends import OurGather
-from properties.targets import Unavailable
-
-class Right(OurGather):
-    pass
-
-class Zeros(OurGather):
-    def decode(self, pool, batch):
-        answer = super().decode(pool, batch)
-        return Output(answer.out * 0, answer.lse)
-
-class Dies(OurGather):
-    def decode(self, pool, batch):
-        if max(batch.context_lens) > 12:
-            os.abort()
-        return super().decode(pool, batch)
-
 class Once(OurGather):
     # Does something once a context is long.
     def decode(self, pool, batch):
@@ -136,9 +118,7 @@ class Elsewhere(OurGather):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "some_target.py"
-    path.write_text(TARGETS)
-    return path
+    return written(tmp_path, TARGETS)
 
 
 def judged(file: Path, name: str) -> elsewhere.Results:
@@ -376,17 +356,15 @@ def no_folder(**options: bool) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_is_left_when_judging_is_interrupted(file: Path, tmp_path: Path, number: int) -> None:
-    (tmp_path / "some_target.py").write_text(
-        TARGETS
-        + """
+def test_no_process_is_left_when_judging_is_interrupted(tmp_path: Path, number: int) -> None:
+    waiting = """
 class Waits(Once):
     def act(self):
         signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
         open("waits", "w").write(str(os.getpid()))
         time.sleep(300)
 """
-    )
+    written(tmp_path, TARGETS + waiting)
     code = (
         "from properties.elsewhere import *; from properties.targets import load; "
         "judge_elsewhere(load('some_target.py:Waits'), 'pagefault-dev', 'cpu', Ledger())"
