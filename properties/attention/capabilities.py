@@ -44,7 +44,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
         max_rows: most sequences in a batch.
         max_programs: most rows x KV heads x partitions of a case, to keep interpreted calls cheap; None = no limit.
         num_splits: it honours `Batch.num_splits` (partitions of the context).
-        window: it honours a sliding window.
+        window: it honours a sliding window. Blocks wholly before it may be freed, so they hold what `withstands` says.
         any_scale: it takes the scale as an argument; False = always head_size ** -0.5.
         lse_base: base of the logarithm that it returns beside the output: "e", "2", or None = no LSE.
         empty_rows: what a row of context length 0 gives: "zeros" (and LSE -inf), "undefined" (anything, but it must not

@@ -19,8 +19,8 @@ from properties.attention.target import Batch
 
 @dataclass(frozen=True)
 class Scene:
-    """`keys`, `values`: what the pool holds, as [B, P, G, D] on the CPU; `readable`: [B, P], slots that
-    some row owns.
+    """`keys`, `values`: what the pool holds, as [B, P, G, D] on the CPU; `owned`: [B, P], slots that some row
+    owns.
     """
 
     case: ReadCase
@@ -32,15 +32,18 @@ class Scene:
     owned: Tensor
 
 
-def first_readable(case: ReadCase, row: Row) -> int:
-    """The first position that some query of the row may see; what lies before may be freed and reused."""
+def first_kept(case: ReadCase, row: Row) -> int:
+    """The first position of the row's own tokens in the pool: blocks that lie wholly before every query's window may
+    have been freed and reused, while a block that any query sees into still holds all of its tokens (WINDOW-1).
+    """
     if case.window is None:
         return 0
-    return max(0, row.context_len - max(row.query_len, 1) + 1 - case.window)
+    first_seen = max(0, row.context_len - max(row.query_len, 1) + 1 - case.window)
+    return first_seen // case.block_size * case.block_size
 
 
 def build(case: ReadCase, contents: Mapping[int, Content], device: str, *, want_lse: bool = True) -> Scene:
-    """Poisons a pool, writes every row's visible tokens into its blocks, and makes the batch. Fresh
+    """Poisons a pool, writes every row's tokens into the blocks that it keeps, and makes the batch. Fresh
     memory.
     """
     dtype, layout = DTYPES[case.dtype], Layout(case.layout)
@@ -50,7 +53,7 @@ def build(case: ReadCase, contents: Mapping[int, Content], device: str, *, want_
     fill(values, case.poison_v)
     owned = torch.zeros(shape[:2], dtype=torch.bool)
     for row in case.rows:
-        start, stop = first_readable(case, row), row.context_len
+        start, stop = first_kept(case, row), row.context_len
         positions = torch.arange(start, stop)
         blocks = torch.tensor(row.table, dtype=torch.long)[positions // case.block_size]
         keys[blocks, positions % case.block_size] = contents[row.key].k[start:stop]

@@ -35,8 +35,14 @@ PROPERTY_OF = {
 }
 """Which clause a variation breaks when the base case was right."""
 
-MEANING = {
+SAME_BITS = {
     "repoison": "other values in slots that no row owns",
+    "wider_table": "other block-table entries behind the last block",
+}
+"""What must not change a bit in these variations, if the target repeats its bits at all."""
+
+MEANING = {
+    "repoison": SAME_BITS["repoison"],
     "wider_table": "a wider block table with other padding ids",
     "move": "the same tokens in other physical blocks",
     "high_stride": "the same tokens in blocks whose id x stride passes 2**31 elements",
@@ -52,9 +58,6 @@ MEANING = {
     "rescale": "queries divided by 8 and the scale multiplied by 8",
     "other_operation": "the same rows through the other operation (decode / prefill)",
 }
-
-SAME_BITS = frozenset({"repoison", "wider_table"})
-"""Variations after which every bit must be the same, if the target repeats its bits at all."""
 
 PROMISED_BITS = {"move": "READ-3P", "high_count": "READ-3P", "order": "READ-5P", "alone": "READ-5P"}
 """Variations after which a target may promise the same bits."""
@@ -90,7 +93,8 @@ def _repoisoned(case: ReadCase, capabilities: AttentionCapabilities, rng: random
 
 def _wider_table(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase:
     extra = case.extra_width + rng.choice([1, 2, 5])
-    return replace(case, extra_width=extra, padding=rng.choice(capabilities.padding))
+    others = [padding for padding in capabilities.padding if padding != case.padding]
+    return replace(case, extra_width=extra, padding=rng.choice(others or [case.padding]))
 
 
 def renumbered(case: ReadCase, new_ids: list[int], num_blocks: int) -> ReadCase:

@@ -91,6 +91,18 @@ class UnmaskedTableRead(Broken):
         return keys, values
 
 
+class PaddingWeighsALittle(Broken):
+    """The id behind the last block is read, and reaches the output below every tolerance."""
+
+    breaks, clue = "READ-2", "other block-table entries behind the last block"
+    capabilities = declaring(dtypes=("float32",))
+
+    def _attend(self, pool: Pool, batch: Batch, table: Tensor, rows: slice, context_len: int) -> tuple[Tensor, Tensor]:
+        out, lse = super()._attend(pool, batch, table, rows, context_len)
+        behind = table[-(-context_len // batch.block_size) :].clamp(-1, 1)
+        return out + 1e-7 * behind.sum() * (out + 1), lse
+
+
 class Int32Offsets(Broken):
     """block id x stride in 32 bits (vllm#47671, vllm#50427, FlashInfer#3136)."""
 
@@ -243,6 +255,33 @@ class WindowIgnored(Broken):
         from dataclasses import replace as with_fields
 
         return super()._read(pool, with_fields(batch, window=None if batch.window is None else batch.window + 1))
+
+
+class FreedBlocksNotMasked(Broken):
+    """What lies before the window is hidden by its scores alone: 0 x whatever a freed block holds by now."""
+
+    breaks, clue = "READ-2", "values of slots that no query of the sequence may read"
+    capabilities = declaring(num_splits=False)
+
+    def _attend(self, pool: Pool, batch: Batch, table: Tensor, rows: slice, context_len: int) -> tuple[Tensor, Tensor]:
+        if batch.window is None:
+            return super()._attend(pool, batch, table, rows, context_len)
+        keys, values = (
+            self._per_query_head(t, batch.q.shape[1]) for t in self._gather(pool, batch, table, context_len)
+        )
+        scores = batch.scale * torch.einsum("thd,nhd->htn", batch.q[rows].float(), keys)
+        position, own = (
+            torch.arange(context_len),
+            torch.arange(rows.stop - rows.start) + context_len - (rows.stop - rows.start),
+        )
+        hidden = (position > own[:, None]) | (position <= own[:, None] - batch.window)
+        values[: self.first_loaded(int(own[0]) - batch.window + 1, batch.block_size)] = 0
+        out, lse = self._softmax(scores.masked_fill(hidden, -torch.inf), values)
+        return out.transpose(0, 1).to(batch.q.dtype), lse.transpose(0, 1)
+
+    def first_loaded(self, first_seen: int, block_size: int) -> int:
+        """The first position whose values are multiplied, if only by 0."""
+        return 0
 
 
 class CausalAtTopLeft(Broken):

@@ -1,19 +1,21 @@
 """Each attention property catches the bug that it exists for, by its own id and with the right clue."""
 
 from collections import Counter
+from dataclasses import replace as with_fields
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from msgspec.structs import replace
 
 from properties.attention.cases import AttentionCase, from_json, to_json
 from properties.attention.coverage import offered
 from properties.attention.judges import judge
 from properties.attention.strategies import cases
-from properties.attention.target import AttentionTarget
+from properties.attention.target import AttentionTarget, Batch, Output, Pool
 from properties.attention.targets.plain import PlainTorch
 from properties.attention.verdict import Finding
 from properties.contract import CLAUSES
-from tests.attention.broken import Broken, all_broken
+from tests.attention.broken import Broken, FreedBlocksNotMasked, all_broken
 
 MOST_CASES = 1500
 
@@ -76,8 +78,27 @@ def test_the_controls_cover_every_tensor_clause() -> None:
     assert {broken.breaks for broken in all_broken()} == clauses
 
 
-def test_the_correct_target_has_no_finding() -> None:
-    target = PlainTorch()
+class LoadsWholeBlocks(FreedBlocksNotMasked):
+    """Multiplies the tokens before the window, but of no block that lies wholly before it: they are the sequence's own."""
+
+    def first_loaded(self, first_seen: int, block_size: int) -> int:
+        return max(0, first_seen) // block_size * block_size
+
+
+class PartitionsFromTheTable(PlainTorch):
+    """Takes the number of partitions from the width of the table, as flash-attn does: other bits in a wider one."""
+
+    capabilities = replace(PlainTorch.capabilities, dtypes=("float32",), num_splits=False, promises=frozenset())
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        return super()._read(pool, with_fields(batch, num_splits=1 + batch.padded_block_tables().shape[1]))
+
+
+@pytest.mark.parametrize(
+    "correct", [PlainTorch, LoadsWholeBlocks, PartitionsFromTheTable], ids=lambda cls: cls.__name__
+)
+def test_a_correct_target_has_no_finding(correct: type[PlainTorch]) -> None:
+    target = correct()
 
     @settings(max_examples=600, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(cases(target.capabilities, offered(target)))
