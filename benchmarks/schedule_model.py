@@ -35,7 +35,10 @@ def pieces(tiles: list[int], wave_pieces: int, num_pieces: int, min_tiles: int) 
     in_wave = wave_pieces // num_seqs
     even = longest * num_seqs * 10 <= total * 11 and in_wave * num_seqs * 10 >= wave_pieces * 8
     in_wave = min(in_wave, max(min(16, longest), longest // min_tiles))
-    share = max(-(-total // num_pieces), min_tiles)
+    average = max(-(-total // wave_pieces), min_tiles)
+    limits = [average * (32 + slack) // 32 for slack in (3, 8)]
+    fitting = [limit for limit in limits if sum(max(1, -(-count // limit)) for count in tiles) <= wave_pieces]
+    share = fitting[0] if fitting and 2 * num_seqs <= wave_pieces else max(-(-total // num_pieces), min_tiles)
     return [max(1, in_wave if even else -(-count // share)) for count in tiles]
 
 

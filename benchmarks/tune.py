@@ -29,7 +29,16 @@ WORKSPACE = Workspace()  # all calls follow one another on one stream
 
 
 def decode_cases() -> list[Case]:
-    return [*suites.UNIFORM, *suites.SINGLE, *suites.RAGGED, *suites.PAGES, *suites.SHAPES, *suites.SHORT]
+    return [
+        *suites.UNIFORM,
+        *suites.SINGLE,
+        *suites.RAGGED,
+        *suites.ALONE,
+        *suites.FEW,
+        *suites.PAGES,
+        *suites.SHAPES,
+        *suites.SHORT,
+    ]
 
 
 def decode_variants(case: Case) -> Iterator[tuple[str, dict]]:
@@ -47,6 +56,8 @@ def decode_variants(case: Case) -> Iterator[tuple[str, dict]]:
         ("plan short rows too", dataclasses.replace(shipped, short_tokens=0)),
     ):
         yield name, {"rule": rule}
+    for pieces in (8, 16, 32, 64) if case.batch == 1 else ():
+        yield f"{pieces} pieces", {"rule": shipped, "num_splits": pieces}
 
 
 def prefill_variants(case: Case) -> Iterator[tuple[str, dict]]:

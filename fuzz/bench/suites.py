@@ -25,6 +25,16 @@ SINGLE = [
     for batch, context in ((1, 4096), (1, 32768), (1, 131072), (4, 8192))
     for case in _decode("u", batch, context, "32/8/128")
 ]
+ALONE = [
+    case
+    for heads in ("28/4/128", "71/1/64", "16/8/256", "16/2/128", "8/1/128")
+    for case in _decode("u", 1, 32768, heads, (16,))
+]
+FEW = [
+    case
+    for batch, context in ((4, 8192), (8, 32768), (16, 4096))
+    for case in _decode("r", batch, context, "32/8/128", (16,))
+]
 RAGGED = _decode("r", 64, 8192, "32/8/128") + _decode("n", 256, 1100, "16/8/128")
 PAGES = _decode("u", 32, 4096, "32/8/128", (1, 4, 24, 64))
 SHAPES = [

@@ -66,13 +66,15 @@ def tile_range(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 @triton.jit
 def plan(
     lens_ptr, num_seqs, capacity, wave_pieces, num_pieces,
-    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, MIN_TILES: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, MIN_TILES: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """How many pieces each sequence is cut into, [BLOCK_S]: at least 1, and 0 past the last sequence.
 
     Rows of nearly one length get as many pieces as together fill the device once (wave_pieces): a second wave that
     is not full would cost more. Otherwise pieces are as long as num_pieces equal ones would be: programs that end at
-    different times are replaced by others. A piece has at least MIN_TILES tiles, unless there are few in all.
+    different times are replaced by others. FEW sequences are cut so that their pieces too run all at once, where a limit
+    a tenth or a quarter above their average length makes that possible (NOTES.md, decode 16). A piece has at least
+    MIN_TILES tiles, unless there are few in all.
     """
     seq = tl.arange(0, BLOCK_S)
     lengths = tl.minimum(tl.load(lens_ptr + seq, mask=seq < num_seqs, other=0), capacity)
@@ -83,6 +85,14 @@ def plan(
     even &= in_wave * num_seqs * 10 >= wave_pieces * 8
     in_wave = tl.minimum(in_wave, tl.maximum(tl.minimum(16, longest), longest // MIN_TILES))
     share = tl.maximum((total + num_pieces - 1) // num_pieces, MIN_TILES)
+    if FEW:
+        average = tl.maximum((total + wave_pieces - 1) // wave_pieces, MIN_TILES)
+        for slack in tl.static_range(
+            8, 2, -5
+        ):  # 32nds above the average; the shorter limit is tried last, since it is better
+            limit = average + average // 32 * slack + average % 32 * slack // 32
+            needed = tl.sum(tl.where(seq < num_seqs, tl.maximum((tiles + limit - 1) // limit, 1), 0), 0)
+            share = tl.where(needed <= wave_pieces, limit, share)
     pieces = tl.where(even, in_wave, (tiles + share - 1) // share)
     return tl.where(seq < num_seqs, tl.maximum(pieces, 1), 0)
 
@@ -193,7 +203,7 @@ def decode_kernel(
     WINDOW: tl.constexpr, PLANNED: tl.constexpr, SPLIT: tl.constexpr, WITH_LSE: tl.constexpr,
     SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, PDL: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """One piece of one (sequence, pair): into out if it has no other; else into part, and the last one merges them."""
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
@@ -204,7 +214,7 @@ def decode_kernel(
     # Neighbouring programs read the heads of the same tokens, which lie side by side in memory: NOTES.md, "locality".
     pair, lane = tl.program_id(0) % PAIRS, tl.program_id(0) // PAIRS
     if PLANNED:
-        pieces = plan(lens_ptr, num_seqs, capacity, wave_pieces, num_pieces, WINDOW, BLOCK_N, BLOCK_S, MIN_TILES)
+        pieces = plan(lens_ptr, num_seqs, capacity, wave_pieces, num_pieces, WINDOW, BLOCK_N, BLOCK_S, MIN_TILES, FEW)
         ends = tl.cumsum(pieces, 0)
         seq = tl.sum((ends <= lane).to(tl.int32), 0)
         if seq >= num_seqs:
@@ -326,9 +336,12 @@ def _launch(
     pairs = num_kv_heads * triton.cdiv(group, rule.block_m)
     capacity = checks.capacity_of(block_table, k_cache)
     num_sms = runtime.num_multiprocessors(q.device)
+    block_d = rules.padded_head_dim(head_dim)
+    merge_rows = min(rule.block_m, int(triton.next_power_of_2(group)))
+    merge_parts = rules.merge_parts(rule, merge_rows * block_d)
     wave_pieces, num_pieces = rules.pieces(rule, pairs, num_sms)
     if num_splits is None:
-        num_splits = rules.fixed_splits(rule, num_seqs, pairs, max_context, num_sms)
+        num_splits = rules.fixed_splits(rule, num_seqs, pairs, max_context, num_sms, merge_parts)
     planned = num_splits is None
     lanes = num_seqs * num_splits if num_splits else num_seqs + num_pieces
     split = num_splits != 1
@@ -340,8 +353,6 @@ def _launch(
     q = q.float() if bits else q  # before its strides are taken: a converted copy is dense
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     pdl = rule.pdl and runtime.compute_capability(q.device) >= 90
-    block_d = rules.padded_head_dim(head_dim)
-    merge_rows = min(rule.block_m, int(triton.next_power_of_2(group)))
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
     decode_kernel[(pairs * lanes,)](
         kernel_out, lse, parts, part_lse, counters, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
@@ -351,7 +362,7 @@ def _launch(
         PLANNED=planned, SPLIT=split, WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:],
         ALIGN=rules.alignment(strides), BF16_BITS=bits, PDL=pdl, launch_pdl=pdl, MIN_TILES=rule.min_tiles,
         BLOCK_S=rules.padded_seqs(num_seqs) if planned else 1, BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=block_d,
-        MERGE_ROWS=merge_rows, MERGE_PARTS=rules.merge_parts(rule, merge_rows * block_d),
+        MERGE_ROWS=merge_rows, MERGE_PARTS=merge_parts, FEW=planned and rules.are_few(num_seqs, wave_pieces),
         num_warps=rule.num_warps, num_stages=rule.num_stages,
     )  # fmt: skip
     if bits:

@@ -26,7 +26,8 @@ class StoreRule:
 class DecodeRule:
     """block_m: query heads of one KV head per program; block_n: tokens per tile.
 
-    wave, total: pieces of work per multiprocessor, for an even and for a ragged batch; min_tiles: least tiles of a piece;
+    wave, total: pieces of work per multiprocessor, for an even and for a ragged batch; alone: for a single sequence;
+    min_tiles: least tiles of a piece;
     short_tokens: rows that cannot be longer are not cut, if there are enough of them; pdl: overlap launches (sm_90 on).
     """
 
@@ -36,6 +37,7 @@ class DecodeRule:
     num_stages: int
     wave: int = 2
     total: int = 3
+    alone: int = 2
     min_tiles: int = 4
     short_tokens: int = 1536
     pdl: bool = True
@@ -91,7 +93,7 @@ def decode_rule(
     elif not large:
         rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=3)
     elif block_m == 64:
-        rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=9 if width <= 64 else 5)
+        rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=9 if width <= 64 else 5, alone=1)
     elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
         # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too.
         block_n = min(64, 4096 // width)
@@ -99,7 +101,9 @@ def decode_rule(
         num_stages, total = (deep, 6) if full else (5, 8)
         rule = DecodeRule(block_m, block_n, num_warps=2, num_stages=num_stages, wave=4, total=total)
     else:
-        rule = DecodeRule(block_m, min(128, 8192 // width), num_warps=4, num_stages=deep)
+        rule = DecodeRule(
+            block_m, min(128, 8192 // width), num_warps=4, num_stages=deep, alone=1 if width <= 128 else 2
+        )
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
         rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
     return rule
@@ -111,18 +115,31 @@ def _fill_waves(num_rows: int, wave: int, page_holds_tile: bool) -> bool:
     return num_rows <= wave or (page_holds_tile and 18 * wave <= 10 * num_rows <= 20 * wave)
 
 
-def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, max_context: int, num_sms: int) -> int | None:
+def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, max_context: int, num_sms: int, parts: int) -> int | None:
     """Pieces of every sequence where no look at the lengths is needed; None where the kernel has to plan.
 
-    max_context: what the host knows of the lengths; the capacity of the table, if no more.
+    max_context: what the host knows of the lengths; the capacity of the table, if no more. parts: `merge_parts`.
     """
     no_row_is_long = max_context <= rule.short_tokens and num_seqs * pairs * 10 >= num_sms * 9
     if no_row_is_long or num_seqs > MAX_PLANNED_SEQS:
         return 1
     if num_seqs == 1:
-        wave_pieces, _ = pieces(rule, pairs, num_sms)
-        return min(wave_pieces, max(16, max_context // rule.block_n // rule.min_tiles))
+        return min(_pieces_alone(rule, pairs, num_sms, parts), max(16, max_context // rule.block_n // rule.min_tiles))
     return None
+
+
+def _pieces_alone(rule: DecodeRule, pairs: int, num_sms: int, parts: int) -> int:
+    """One program on each multiprocessor reads as fast as two (NOTES.md, decode 15), and half as many pieces are merged.
+
+    One program merges them, `parts` at a time: eight rounds of it cost as much as what more readers would gain.
+    """
+    most = min(max(1, num_sms * rule.alone // pairs), max(32, 8 * parts))
+    return most - most % parts if most > parts else most
+
+
+def are_few(num_seqs: int, wave_pieces: int) -> bool:
+    """Whether a ragged batch may be cut into one wave of pieces: of more sequences, some piece is always far too long."""
+    return 2 * num_seqs <= wave_pieces
 
 
 def merge_parts(rule: DecodeRule, piece_elements: int) -> int:

@@ -14,10 +14,11 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # (name, sequences, query length, query heads, KV heads, head dim, block size, dtype); contexts of 4096 tokens, "short" ones
 # as long as their queries
 DECODE = (
-    ("one wave", 32, 1, 32, 8, 128, 16, BF16), ("one page a tile", 32, 1, 32, 8, 128, 256, BF16),
-    ("four small programs", 64, 1, 32, 8, 128, 16, BF16), ("odd page", 32, 1, 32, 8, 128, 24, BF16),
-    ("multi-query", 64, 1, 71, 1, 64, 16, BF16), ("wide head", 64, 1, 16, 8, 256, 16, BF16),
-    ("padded head", 64, 1, 32, 8, 96, 16, F16), ("float32", 4, 1, 32, 8, 128, 16, F32),
+    ("one wave", 32, 1, 32, 8, 128, 16, BF16), ("few sequences", 8, 1, 32, 8, 128, 16, BF16),
+    ("one page a tile", 32, 1, 32, 8, 128, 256, BF16), ("four small programs", 64, 1, 32, 8, 128, 16, BF16),
+    ("odd page", 32, 1, 32, 8, 128, 24, BF16), ("multi-query", 64, 1, 71, 1, 64, 16, BF16),
+    ("wide head", 64, 1, 16, 8, 256, 16, BF16), ("padded head", 64, 1, 32, 8, 96, 16, F16),
+    ("float32", 4, 1, 32, 8, 128, 16, F32),
 )  # fmt: skip
 PREFILL = (
     ("long", 4, 4096, 32, 8, 128, 16, BF16), ("long, copy engine", 4, 4096, 32, 8, 128, 256, BF16),

@@ -62,13 +62,35 @@ def test_an_even_batch_fits_the_launch(num_seqs: int, pairs: int) -> None:
         (2, 1024, None),
         (5000, 100_000, 1),
         (1, 4096, 16),
-        (1, 32_768, 33),
-        (1, 131_072, 33),
+        (1, 131_072, 16),
     ],
 )
 def test_splits_that_need_no_plan(num_seqs: int, capacity: int, expected: int | None) -> None:
     """No row can be long and they fill the device; more rows than a plan holds; one row."""
-    assert rules.fixed_splits(decode_rule(num_seqs, "32/8/128"), num_seqs, 8, capacity, 132) == expected
+    assert rules.fixed_splits(decode_rule(num_seqs, "32/8/128"), num_seqs, 8, capacity, 132, 16) == expected
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [
+        ("32/8/128", 16),
+        ("28/4/128", 32),
+        ("16/2/128", 64),
+        ("8/1/128", 64),
+        ("71/1/64", 32),
+        ("32/32/128", 4),
+        ("16/8/256", 32),
+    ],
+)
+def test_a_single_sequence_is_cut_as_was_fastest(heads: str, expected: int) -> None:
+    """The counts that were fastest at 32,768 tokens on an H200 (NOTES.md, decode 15)."""
+    rule = decode_rule(1, heads)
+    num_heads, num_kv_heads, head_dim = (int(part) for part in heads.split("/"))
+    group = num_heads // num_kv_heads
+    pairs = num_kv_heads * -(-group // rule.block_m)
+    parts = rules.merge_parts(rule, min(rule.block_m, 1 << (group - 1).bit_length()) * head_dim)
+
+    assert rules.fixed_splits(rule, 1, pairs, 32_768, 132, parts) == expected
 
 
 def test_alignment_is_what_all_strides_share() -> None:
