@@ -145,7 +145,7 @@ def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, em
         f"{number} cases, {operations} operations, {speed:,.0f} judged operations a second",
         *_broken_notes(broken),
         *untried,
-        *(_useless(adapter, spec.offered(adapter), marks) if number >= ENOUGH_CASES else []),
+        *(_useless(adapter, spec, marks) if number >= ENOUGH_CASES and spec.level != "attention" else []),
         *(_half_offered(spec.offered(adapter)) if spec.level == "blocks" else []),
     ]
     if speed < SLOW_PER_S and spec.level not in TENSORS:
@@ -206,9 +206,9 @@ def _never(spec: LevelSpec, adapter: Any, marks: dict[str, int], number: int) ->
     return [(f"in {number} cases there was never {mark}", remedies.of_mark(mark) or more) for mark in never], []
 
 
-def _useless(adapter: Any, offers: frozenset[str], marks: dict[str, int]) -> list[str]:
-    """Declarations that make the judges more lenient than this target was seen to need."""
-    caps, notes = adapter.capabilities, []
+def _useless(adapter: Any, spec: LevelSpec, marks: dict[str, int]) -> list[str]:
+    """Declarations that make the judges more lenient than this target, which keeps blocks, was seen to need."""
+    caps, offers, notes = adapter.capabilities, spec.offered(adapter), []
     if getattr(caps, "recomputes_hits", False) and not marks.get("a hit of a whole prompt"):
         notes.append("recomputes_hits=True is declared, and no hit covered a whole prompt: without it HASH-4 is judged")
     if getattr(caps, "window", False) and not marks.get("a window released a block"):

@@ -19,7 +19,7 @@ MARKS: dict[str, str] = {
     "freed before it was computed": "no split admission was ended early",
     "a free of an unknown name": "declare unknown_free=None where it is undefined",
     "a preempted sequence came back": "no sequence was admitted again after a preemption",
-    "a window released blocks": "declare window=False where slots are never given back",
+    "a window released a block": "declare window=False where slots are never given back",
     "a shared block was copied": "a fork shares blocks: is the copy of a block that is not full reported by step?",
     "a preempted request came back": "pools are filled on purpose: is a request ever preempted and scheduled again?",
     "a chunked prefill": "declare chunked_prefill=False where a prompt is never split over steps",

@@ -19,6 +19,7 @@ from properties.attention.buffers import PoolMemory
 from properties.attention.target import AttentionTarget, Output, Pool
 from properties.blame import is_adapter_fault, last_lines, passes, said
 from properties.contract import AdapterError
+from properties.torch_defaults import theirs
 
 # Above this size a list of every element's address costs more than the kernel: bounds alone are checked.
 MOST_GUARDED_ELEMENTS = 2**18
@@ -59,6 +60,7 @@ def execute(
             np.errstate(all="ignore"),
             uninitialised_memory_filled(device),
             guard.guarded(protected) if interpreted else nullcontext(),
+            theirs(),
         ):
             result = call()
             if device == "cuda":

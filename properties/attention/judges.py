@@ -12,6 +12,7 @@ from properties.attention.judge_write import judge_copy, judge_store
 from properties.attention.target import AttentionTarget
 from properties.attention.verdict import Verdict
 from properties.contract import UsageError
+from properties.torch_defaults import keep_ours, theirs
 
 
 def judge(target: AttentionTarget, case: AttentionCase, device: str = "cpu") -> Verdict:
@@ -25,7 +26,9 @@ def judge(target: AttentionTarget, case: AttentionCase, device: str = "cpu") -> 
         raise UsageError(f"the case is none for target {target.name}: {unfit}")
     reset = getattr(target, "open", None)
     if reset is not None:
-        reset()
+        with theirs():
+            reset()
+    keep_ours()
     if isinstance(case, ReadCase):
         problem = why_malformed(case)
         if problem is not None:

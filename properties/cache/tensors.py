@@ -23,6 +23,7 @@ from properties.cache.payload import Payload
 from properties.cache.protocol import Row, pools_of
 from properties.contract import AdapterError
 from properties.protocol import Copy
+from properties.torch_defaults import keep_ours
 from properties.wording import counted
 
 KINDS = ("keys", "values")
@@ -56,6 +57,7 @@ class Tensors:
     """The model's tensors beside one target. `pools` is empty where the target does not show them."""
 
     def __init__(self, probe: Probe, state: State, geometry: CacheGeometry) -> None:
+        keep_ours()
         self.probe, self.state, self.geometry = probe, state, geometry
         self.payload = Payload(geometry, state.runs)
         self.mirror = Mirror(geometry)

@@ -124,7 +124,7 @@ class EngineBench:
             return True
         released = [slot for slot, new in zip(before, now, strict=True) if new != slot and new == -1]
         if released:
-            self.state.marks["a window released blocks"] += 1
+            self.state.marks["a window released a block"] += 1
         return any(new not in (slot, -1) for slot, new in zip(before, now, strict=True))
 
     def _after_copies(self, request: Request, before: Sequence[int], now: Sequence[int]) -> list[int]:

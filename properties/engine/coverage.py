@@ -58,7 +58,7 @@ def marks(capabilities: EngineCapabilities, offers: frozenset[str]) -> frozenset
     if capabilities.swaps and reach.preempts:
         found |= {"a swap to host memory", "a request came back from host memory"}
     if capabilities.window and reach.slides:
-        found.add("a window released blocks")
+        found.add("a window released a block")
     if "fork" in offers and reach.several:
         found.add("a fork")  # whether it copies is its own affair: one may compute everything again
     return frozenset(found)

@@ -9,10 +9,14 @@ import msgspec
 import pytest
 
 from fuzz import check, check_repeat, messages
+from properties.attention.targets.plain import PlainTorch
 from properties.blocks.operations import Geometry
 from properties.blocks.spec import SPEC
+from properties.contract import Level
 from properties.protocol import Copy
+from properties.specs import spec_of
 from properties.targets import Target
+from properties.targets.engine_ours import OurEngine
 from properties.targets.ours import OurBlocks
 from tests.targets import zoo
 
@@ -31,10 +35,10 @@ def _few_cases_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "ENOUGH_CASES", 50)
 
 
-def used(make: type[Any], seconds: float = 0.4) -> messages.Checked:
+def used(make: type[Any], seconds: float = 0.4, level: Level = "blocks") -> messages.Checked:
     """The part of `check-target` that uses the adapter, in this process."""
     frames: list[bytes] = []
-    check._use(Target("mine", "blocks", make), SPEC, seconds, check.Whereabouts(), frames.append)
+    check._use(Target("mine", level, make), spec_of(level), seconds, check.Whereabouts(), frames.append)
     return msgspec.json.decode(frames[-1], type=messages.Checked)
 
 
@@ -130,6 +134,17 @@ def test_nothing_is_said_of_sound_ones(make: type[Any]) -> None:
 
     assert checked.problems == ()
     assert not [note for note in checked.notes if "declared" in note or "was never" in note or "not seen" in note]
+
+
+@pytest.mark.parametrize("make", [OurEngine, PlainTorch], ids=lambda make: make.__name__)
+def test_nothing_is_said_of_their_windows_either(make: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's window releases slots under another name, and a kernel's none."""
+    monkeypatch.setattr(check, "ENOUGH_CASES", 10)
+
+    checked = used(make, 1.5, make.level)
+
+    assert checked.problems == ()
+    assert not [note for note in checked.notes if "declared" in note]
 
 
 def test_a_few_cases_say_nothing() -> None:

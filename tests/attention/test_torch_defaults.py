@@ -1,0 +1,89 @@
+"""Adapters that set torch's process-wide defaults: theirs hold within their calls, ours everywhere else."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from properties.attention.spec import SPEC
+from properties.attention.target import Batch, Output, Pool
+from properties.attention.targets.plain import PlainTorch
+from properties.cache.operations import CacheGeometry
+from properties.cache.spec import SPEC as CACHE_SPEC
+from properties.drive import drive
+from properties.targets.cache_ours import OurCache
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+def _defaults() -> tuple[str, torch.dtype]:
+    return torch.get_default_device().type, torch.get_default_dtype()
+
+
+class SetsThemOnce(PlainTorch):
+    """In its constructor; counts the calls that found them so, and sets others in between."""
+
+    seen = 0
+
+    def __init__(self) -> None:
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float64)
+
+    def store(self, pool: Pool, *arguments: Any) -> None:
+        with torch.device("cpu"):
+            super().store(pool, *arguments)
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        SetsThemOnce.seen += _defaults() in (("meta", torch.float64), ("meta", torch.float16))
+        torch.set_default_dtype(torch.float16)
+        with torch.device("cpu"):
+            torch.set_default_dtype(torch.float32)
+            answer = super()._read(pool, batch)
+        torch.set_default_dtype(torch.float16)
+        return answer
+
+
+class SetsThemWhenOpened(OurCache):
+    """A whole cache does so."""
+
+    def open(self, config: CacheGeometry) -> None:  # type: ignore[override]
+        super().open(config)
+        torch.set_default_device("meta")
+
+    def read(self, *arguments: Any) -> Any:
+        assert _defaults()[0] == "meta"
+        with torch.device("cpu"):
+            return super().read(*arguments)
+
+    def write(self, *arguments: Any) -> Any:
+        with torch.device("cpu"):
+            return super().write(*arguments)
+
+
+def test_a_kernel_keeps_its_defaults_and_is_judged_with_ours() -> None:
+    judged = 0
+    for seed in range(12):
+        _, verdict = drive(SPEC, SetsThemOnce, seed)
+
+        assert verdict.adapter is None
+        assert verdict.breaches == [], verdict.breaches[0].message
+        judged += verdict.state.judged["READ-1"]
+        assert _defaults() == ("cpu", torch.float32)
+    assert SetsThemOnce.seen >= judged >= 20
+
+
+def test_a_cache_too() -> None:
+    judged = 0
+    for seed in range(4):
+        _, verdict = drive(CACHE_SPEC, SetsThemWhenOpened, seed)
+
+        assert verdict.adapter is None, verdict.adapter
+        assert verdict.breaches == [], verdict.breaches[0].message
+        judged += verdict.state.judged["READ-1"]
+    assert judged >= 4
