@@ -178,7 +178,7 @@ def judge_hit_count(result: WorkloadResult, expected: int) -> None:
         result.breaches.append(
             Breach(
                 "HASH-1",
-                f"{counted(result.hit_tokens, 'token')} were hit; the file allows {expected}",
+                f"hits cover {counted(result.hit_tokens, 'token')}; the file allows {expected}",
                 result.num_operations,
             )
         )

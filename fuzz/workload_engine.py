@@ -142,7 +142,7 @@ class EngineRun(WorkloadRun):
         for count, most, what in ((self.idle, MOST_IDLE, "were empty"), (self.still, MOST_STILL, "sampled no token")):
             if count > most:
                 self.pool.report(
-                    "LIVE-1", f"{counted(count, 'step')} in a row {what}; {counted(len(self.live), 'request')} are live"
+                    "LIVE-1", f"{counted(count, 'step')} in a row {what}; live: {counted(len(self.live), 'request')}"
                 )
                 raise Unusable("nothing moves any more")
 

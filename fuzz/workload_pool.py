@@ -100,7 +100,8 @@ class Pool:
             else:
                 if held[block]:
                     self.report(
-                        "EVICT-1", f"block {block} was handed to {name} while {counted(held[block], 'request')} hold it"
+                        "EVICT-1",
+                        f"block {block} was handed to {name} while it is held by {counted(held[block], 'request')}",
                     )
                 if content[block] >= 0:
                     self.result.evictions += 1
@@ -178,7 +179,7 @@ class Pool:
             )
         lost = self.result.num_blocks - len(accounted) + len(outside)
         if lost:
-            self.report("ALLOC-1", f"{counted(lost, 'block')} are neither free, nor held, nor cached")
+            self.report("ALLOC-1", f"neither free, nor held, nor cached: {counted(lost, 'block')}")
 
     def _check_counts(self, probe: Probe, held: set[int]) -> None:
         for block in islice(held, MOST_COUNTS):
@@ -186,7 +187,7 @@ class Pool:
             if stored != self.held[block]:
                 self.report(
                     "REF-1",
-                    f"block {block} has a reference count of {stored}, and {counted(self.held[block], 'request')} hold it",
+                    f"block {block} has a reference count of {stored}, and is held by {counted(self.held[block], 'request')}",
                 )
                 return
 

@@ -126,7 +126,7 @@ def judge_refs(state: State, refs: Sequence[int]) -> None:
             names = [s.name for s in state.live.values() if block in s.blocks]
             state.report(
                 "REF-1",
-                f"block {block} has a stored reference count of {stored}, but {counted(derived, 'sequence')} hold it"
+                f"block {block} has a stored reference count of {stored}, but is held by {counted(derived, 'sequence')}"
                 f"{' (' + ', '.join(names) + ')' if names else ''}. History of {state.shadow.history(block)}"
                 + _by_the_cache(state, block, stored - derived),
             )

@@ -362,9 +362,9 @@ class BlocksReferee(Bench):
             if outcome == "refused":
                 state.report(
                     "ALLOC-5",
-                    f"after everything was freed, {counted(length, 'token')} that need "
-                    f"{counted(state.blocks_for(length), 'block')} were "
-                    f"refused, although {room} of {counted(len(state.usable), 'block')} must be "
+                    f"after everything was freed, {counted(length, 'token')} in "
+                    f"{counted(state.blocks_for(length), 'block')} met with a "
+                    f"refusal, although {room} of {counted(len(state.usable), 'block')} must be "
                     f"there{calls.undeclared_limits(state)}",
                 )
                 break

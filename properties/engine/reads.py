@@ -112,8 +112,8 @@ def judge_zero_tokens(state: EngineState, request: Request, row: Row) -> None:
     if row.samples and row.start == row.stop:
         state.report(
             "HASH-4",
-            f"the row [{row.start}, {row.stop}) of request {request.name} samples a token but computes none: all of its "
-            f"{counted(len(request.tokens), 'token')} are taken as cached, so there is no query and no output",
+            f"the row [{row.start}, {row.stop}) of request {request.name} samples a token but computes none: it takes all "
+            f"of its {counted(len(request.tokens), 'token')} as cached, so there is no query and no output",
         )
 
 

@@ -40,7 +40,7 @@ def _steps(case: Path) -> int:
 def _fault(case: Path) -> str:
     """Which block leaks depends on the seeds, and these on the path of this checkout."""
     fault = read(case).message.partition(".")[0]
-    assert fault in [f"block {block} has a stored reference count of 1, but 0 sequences hold it" for block in (0, 1)]
+    assert fault in [f"block {block} has a stored reference count of 1, but is held by 0 sequences" for block in (0, 1)]
     return fault
 
 
