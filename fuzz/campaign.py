@@ -15,18 +15,18 @@ from typing import Any
 from fuzz import corpus, journal, messages
 from fuzz.campaign_state import Options, TargetRun, Worker
 from fuzz.case_in_fork import CRASH, call_limit, crash_message
-from fuzz.child import READY_LIMIT_S, Child
+from fuzz.child import Child
 from fuzz.evidence import Suspect
 from fuzz.examiners import Examiners
 from fuzz.filing import KILLED, OUTSIDE, Filing
 from fuzz.folder import DiskError, Folder
 from fuzz.loop import safe_name
-from fuzz.values import DEFAULT_LIMIT_S, LONGEST_S
-from properties.case import Case, encode, read
+from fuzz.patience import is_stuck, overdue
+from fuzz.values import LONGEST_S
+from properties.case import encode, read
 from properties.contract import UsageError
 from properties.ledger import Ledger
 from properties.specs import spec_of
-from properties.targets import BUILTIN, WITH_PATH
 from properties.trial import MUST_RETURN
 
 SLICE_S = 1.0
@@ -37,12 +37,6 @@ FINISH_S = 120.0
 """Seconds that first findings may still be confirmed and minimised after the time is up."""
 TICK_S = 0.1
 STATUS_EVERY_S = 1.0
-STUCK_S = 2.0
-"""Seconds after which a call that has not returned when the time is up is waited for."""
-MOVES, LONGER = 20, 20
-"""Once the journal was seen to move so often, a call may take so many times the longest time between two such moments."""
-LEAST_CONFIRM_S = 15.0
-"""Seconds that a call may take at least when a hang is confirmed: once more, and not by accident."""
 MOST_DEATHS = 50
 """Deaths in a row without a finished case after which a target is given up."""
 
@@ -207,7 +201,7 @@ class Campaign:
         """A call that does not return may be what this campaign is to find: it is waited for as long as at any other time."""
         told = False
         while not self.stopping:
-            still = [worker for worker in self.workers.values() if self._is_stuck(worker)]
+            still = [worker for worker in self.workers.values() if is_stuck(worker)]
             if not still:
                 return
             if not told:
@@ -216,10 +210,6 @@ class Campaign:
             self._hear_all()
             for worker in still:
                 self._watch_over(worker)
-
-    def _is_stuck(self, worker: Worker) -> bool:
-        silent = worker.busy is not None and worker.child.ready is not None
-        return silent and worker.child.silent_s(worker.journal) > STUCK_S
 
     def _end_workers(self) -> None:
         for worker in list(self.workers.values()):
@@ -298,28 +288,8 @@ class Campaign:
             self._hear(worker)  # its last words first
             if (worker.slot, worker.run.name) in self.workers:
                 self._dead(worker, how or "the process ended by itself", -(worker.child.process.returncode or 0))
-        elif worker.child.ready is None:
-            limit_s, since = self._patience(worker)
-            if time.monotonic() - since > limit_s:
-                self._dead(worker, f"it did not return within {limit_s:g} s", 0)
-        elif worker.busy is not None and worker.child.silent_s(worker.journal) > (limit_s := self._limit(worker)):
-            shown = limit_s < worker.run.limit_s  # by other calls, not by the user: confirmed with more time
-            again_s = max(LEAST_CONFIRM_S, 1.5 * limit_s) if shown else None
-            self._dead(worker, f"it did not return within {limit_s:g} s", 0, again_s)
-
-    def _limit(self, worker: Worker) -> float:
-        """Seconds for a call. The limit of a level of slow calls is for the slowest targets: others show what they need."""
-        child, most = worker.child, worker.run.limit_s
-        if self.options.limit_s != DEFAULT_LIMIT_S or child.num_moves < MOVES:
-            return most
-        return min(most, max(DEFAULT_LIMIT_S, round(LONGER * child.longest_s, 1)))
-
-    def _patience(self, worker: Worker) -> tuple[float, float]:
-        """How long a target may be imported, or its adapter be made, and since when that goes on."""
-        child, ours = worker.child, {*BUILTIN, *WITH_PATH}
-        if child.making is None or worker.run.name.partition(":")[0] in ours:
-            return READY_LIMIT_S, child.started
-        return max(worker.run.limit_s, child.making.limit_s), child.making_at
+        elif (late := overdue(worker, self.options.limit_s)) is not None:
+            self._dead(worker, late.how, 0, late.confirm_s)
 
     def _dead(self, worker: Worker, how: str, signal: int, limit_s: float | None = None) -> None:
         run, words = worker.run, worker.child.last_words()
@@ -375,17 +345,7 @@ class Campaign:
         run.tally.broken[id] = occurrence
         if occurrence & (occurrence - 1):
             return
-        assert run.ready is not None
-        case = Case(
-            level=run.ready.level,  # type: ignore[arg-type]
-            target=run.name,
-            property=id,
-            message=crash_message(tail.operations, how),
-            geometry=tail.geometry,
-            operations=tail.operations,
-            seed=tail.head.seed,
-            versions=run.ready.versions,
-        )
+        case = run.case(id, crash_message(tail.operations, how), tail)
         path = self.folder.path / "pending" / f"{safe_name(run.name)}-{id}-{occurrence}.json"
         self.folder.write_bytes(path, encode(case))
         self._examine(Suspect(run.name, path, id, occurrence, death=how, signal=signal, limit_s=limit_s))
@@ -460,18 +420,5 @@ class Campaign:
             "elapsed_s": round(self.before_s + self.elapsed_s, 1),
             "since_last_new_finding_s": round(self.elapsed_s - self.last_new_s, 1),
             "to_confirm": self.examiners.waiting,
-            "targets": {
-                run.name: {
-                    "state": run.state,
-                    "reason": run.reason,
-                    "cases": run.tally.cases,
-                    "operations": run.tally.operations,
-                    "operations_per_s": round(run.tally.per_second),
-                    "succeeded": round(run.tally.succeeded, 3),
-                    "restarts": run.tally.restarts,
-                    "new": sum(f.known is None for f in run.findings.values()),
-                    "known": sum(f.known is not None for f in run.findings.values()),
-                }
-                for run in self.runs.values()
-            },
+            "targets": {run.name: run.status() for run in self.runs.values()},
         }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from fuzz import messages
+from fuzz import journal, messages
 from fuzz.child import Child
 from fuzz.tally import Tally
 from fuzz.values import DEFAULT_LIMIT_S
@@ -61,6 +62,34 @@ class TargetRun:
     def going(self) -> bool:
         """Whether there may be more to do."""
         return self.state in ("new", "running")
+
+    def case(self, property_id: str, message: str, tail: journal.Tail) -> Case:
+        """What a worker's journal shows, as a case. The target is ready: else there was no journal."""
+        assert self.ready is not None
+        return Case(
+            level=self.ready.level,  # type: ignore[arg-type]
+            target=self.name,
+            property=property_id,
+            message=message,
+            geometry=tail.geometry,
+            operations=tail.operations,
+            seed=tail.head.seed,
+            versions=self.ready.versions,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Its part of the status file."""
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "cases": self.tally.cases,
+            "operations": self.tally.operations,
+            "operations_per_s": round(self.tally.per_second),
+            "succeeded": round(self.tally.succeeded, 3),
+            "restarts": self.tally.restarts,
+            "new": sum(finding.known is None for finding in self.findings.values()),
+            "known": sum(finding.known is not None for finding in self.findings.values()),
+        }
 
 
 @dataclass
