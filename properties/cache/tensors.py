@@ -13,20 +13,17 @@ from paged_ref.ownership import LiveSequence
 from properties.attention import guard
 from properties.attention.buffers import PoolMemory
 from properties.attention.execute import Fault, Refused, execute, protection, uninitialised_memory_filled
-from properties.attention.target import Pool
-from properties.blame import last_lines, passes, said
 from properties.blocks.probe import Crashed, Probe
 from properties.blocks.state import State
 from properties.cache.mirror import Mirror, contents_of, fill_slots, slots_that_differ
 from properties.cache.operations import CacheGeometry
 from properties.cache.payload import Payload
-from properties.cache.protocol import Row, pools_of
-from properties.contract import AdapterError
+from properties.cache.pools import KINDS, shown_pools
+from properties.cache.protocol import Row
 from properties.protocol import Copy
 from properties.torch_defaults import keep_ours
 from properties.wording import counted
 
-KINDS = ("keys", "values")
 PADDING = 123.0
 """What keys, values and queries of padding tokens hold: no payload and no poison."""
 _CLAUSE_OF_FAULT = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3"}
@@ -61,28 +58,13 @@ class Tensors:
         self.probe, self.state, self.geometry = probe, state, geometry
         self.payload = Payload(geometry, state.runs)
         self.mirror = Mirror(geometry)
-        self.pools: list[Pool] = self._pools() if "pools" in probe.offers else []
+        dtype = self.mirror.device.dtype
+        self.pools = shown_pools(probe.target, geometry, dtype) if "pools" in probe.offers else []
         self._usable = torch.zeros_like(self.mirror.poisoned)
         for block in state.usable:  # reserved blocks are the target's own: padding may be written there, and read
             self._usable[block * geometry.block_size : (block + 1) * geometry.block_size] = True
         for pool in self.pools:
             fill_slots(pool, self._usable.nonzero().flatten(), self.mirror.poison)
-
-    def _pools(self) -> list[Pool]:
-        try:
-            pools = pools_of(self.probe.target)
-        except BaseException as error:
-            passes(error)
-            remedy = "return one Pool a layer, as declared in properties/attention/target.py"
-            raise AdapterError(f"pools() failed: {said(error)} ({last_lines(error)})", remedy) from error
-        shape = self.mirror.device.shape[2:]
-        if len(pools) != self.geometry.num_layers or any(contents_of(pool)[0].shape != shape for pool in pools):
-            found = [tuple(pool.key_cache.shape) for pool in pools]
-            raise AdapterError(
-                f"pools() gives key caches of shape {found} for {self.geometry}",
-                "return one Pool a layer, of num_blocks blocks of block_size tokens, with its layout",
-            )
-        return pools
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call `write`, `read` or `commit`: guarded where kernels are interpreted, with uninitialised memory filled."""
