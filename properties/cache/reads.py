@@ -79,7 +79,7 @@ class Reads:
             marks["prefill behind earlier tokens"] += any(part.start and part.stop - part.start > 1 for part in parts)
 
     def _read(self, layer: int, parts: Sequence[Part], padding: int, *, strided: bool) -> list[Tensor]:
-        """The output of each part, `[T, H, D]` on the CPU."""
+        """The output of each part, `[T, H, D]` on the CPU, in memory of its own: the target may use its buffer again."""
         queries = self.tensors.inputs(layer, parts, padding, strided=strided)[2]
         out = self.tensors.call("read", layer, [part.row for part in parts], queries)
         counts = [part.stop - part.start for part in parts]
@@ -96,7 +96,7 @@ class Reads:
             raise AdapterError(
                 f"read returned {out.dtype} for queries of {queries.dtype}", "return the dtype of the queries"
             )
-        return list(torch.split(out[: sum(counts)].detach().cpu(), counts))
+        return list(torch.split(out[: sum(counts)].detach().to("cpu", copy=True), counts))
 
     def _expect(self, layer: int, part: Part) -> Expected:
         key = (layer, part.seq.runs[part.stop - 1], part.start)
