@@ -12,7 +12,7 @@ from fuzz import messages
 from fuzz.isolate import BEAT, Emit, Ended
 from fuzz.own_error import in_guarded_fork
 from fuzz.values import DEFAULT_LIMIT_S
-from properties.case import Case
+from properties.case import Case, decode, encode
 from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.report import operation_in_words
@@ -124,6 +124,45 @@ def run_in_fork(
         _emit_broken(spec, target, case.geometry, case.operations, emit)
 
     return in_guarded_fork(work, limit_s=limit_s)
+
+
+def second_call_in_fork(spec: LevelSpec, target: Target, case: Case, limit_s: float) -> Ended:
+    """As `run_in_fork`, of the second call of the case's only operation by itself; "null" where it makes none."""
+
+    def work(emit: Emit) -> None:
+        first = case.operations[0]
+        second = None if spec.second_call is None else spec.second_call(first, target.make().capabilities)
+        if second is None or second == first:
+            emit(b"null")
+        else:
+            _emit_broken(spec, target, case.geometry, (second,), emit)
+
+    return in_guarded_fork(work, limit_s=limit_s)
+
+
+def joined_case(
+    spec: LevelSpec, target: Target, case: Case, limit_s: float, preceding: Sequence[tuple[int, int]]
+) -> Case | None:
+    """The operations of earlier traces with those of the case behind them, as one case: what one of them leaves behind
+    is then within it. None where the traces did not come to their end."""
+
+    def work(emit: Emit) -> None:
+        before: list[Any] = []
+        for seed, steps in preceding:
+            _, verdict = drive(
+                spec,
+                target.make,
+                seed,
+                num_steps=steps,
+                tolerate=EVERYTHING,
+                before=lambda op: emit(BEAT),
+                limit_s=NO_LIMIT_S,
+            )
+            before += [operation for operation in verdict.applied if operation != spec.closing]
+        emit(encode(Case(**{**msgspec.structs.asdict(case), "operations": (*before, *case.operations)})))
+
+    ended = in_guarded_fork(work, limit_s=limit_s)
+    return None if ended.failed or not ended.frames else decode(ended.frames[-1])
 
 
 def _emit_broken(spec: LevelSpec, target: Target, geometry: Any, operations: Sequence[Any], emit: Emit) -> None:

@@ -73,14 +73,18 @@ def _examine(suspect: Suspect, case: Case, device: str, limit_s: float, seconds:
             return "error", case, getattr(confirmed, "message", f"unexpected answer {confirmed}")
         if confirmed.how != "failed":
             return confirmed.how, case, confirmed.detail
+        if confirmed.case:  # something is kept in the process: candidates that share one say nothing
+            return _minimise(worker, decode(confirmed.case.encode()), limit_s, seconds, together=False)
         return _minimise(worker, case, limit_s, seconds)
     finally:
         worker.stop()
 
 
-def _minimise(worker: child.Child, case: Case, limit_s: float, seconds: float) -> tuple[str, Case, str]:
+def _minimise(
+    worker: child.Child, case: Case, limit_s: float, seconds: float, *, together: bool = True
+) -> tuple[str, Case, str]:
     """The smallest case that still fails in a fresh process: tried together first, then each candidate by itself."""
-    for isolated in (False, True):
+    for isolated in (False, True) if together else (True,):
         text = encode(case).decode()
         command = messages.Minimise(case=text, limit_s=limit_s, seconds=seconds, isolated=isolated)
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuzz import messages
-from fuzz.case_in_fork import MADE_WRONG, call_limit, fails_with, replay, run_in_fork
+from fuzz.case_in_fork import MADE_WRONG, call_limit, fails_with, joined_case, replay, run_in_fork
 from fuzz.check import check
 from fuzz.isolate import BEAT, Emit, Ended, in_fork
 from fuzz.making import signs_of_life
 from fuzz.own_error import OwnError
 from fuzz.shrinking import Minimiser
 from properties.blame import clean, last_lines, said
-from properties.case import Case, decode
+from properties.case import Case, decode, encode
 from properties.contract import UsageError
 from properties.levels import LevelSpec
 from properties.specs import spec_of
@@ -92,6 +92,9 @@ def confirm(target: Target, case: Case, command: messages.Confirm) -> messages.C
     for count in (1, 20, len(command.preceding)):
         before = command.preceding[-count:]
         if len(before) == count and _leaks(spec, target, case, limit_s, before):
+            joined = joined_case(spec, target, case, limit_s, before) if spec.joins else None
+            if joined is not None and fails_with(run_in_fork(spec, target, joined, limit_s), case.property):
+                return messages.Confirmed(how="failed", case=encode(joined).decode())
             detail = f"alone it passes, behind {len(before)} earlier case{'s' * (count != 1)} it fails"
             return messages.Confirmed(how="leaks", detail=detail)
     return messages.Confirmed(how="gone", detail=f"it passed in {TRIES} fresh processes")

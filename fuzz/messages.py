@@ -168,9 +168,13 @@ class Judged(Message, frozen=True, tag="judged"):
 
 
 class Confirmed(Message, frozen=True, tag="confirmed"):
-    """`how` is "failed", "flaky" (sometimes), "leaks" (only behind other cases) or "gone" (never again)."""
+    """`how` is "failed", "flaky" (sometimes), "leaks" (only behind other cases) or "gone" (never again).
+
+    case: the case that failed, where that is another one: the operations of earlier cases before it.
+    """
 
     how: str
+    case: str = ""
     detail: str = ""
     died: bool = False
     signal: int = 0

@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 
 from fuzz import messages, versions
-from fuzz.case_in_fork import CRASH, call_limit, crash_message, fails_with, replay, run_in_fork
+from fuzz.case_in_fork import (
+    CRASH,
+    call_limit,
+    crash_message,
+    fails_with,
+    replay,
+    run_in_fork,
+    second_call_in_fork,
+)
 from fuzz.isolate import BEAT, Emit, in_fork
 from properties.case import Case, encode
 from properties.contract import Breach
@@ -18,6 +26,11 @@ from properties.minimise import minimise
 from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, run_trace
+
+KEPT = (
+    "Alone in a fresh process the {} call is right: what an earlier one left behind reaches it (scratch memory that is not "
+    "written anew, a plan or a table that is kept)."
+)
 
 
 class Minimiser:
@@ -122,6 +135,18 @@ class Minimiser:
         message = crash_message(cut.operations, judged.died)  # what was broken before, nobody lived to tell
         return self._described(cut, message, [(CRASH, message, len(cut.operations))])
 
+    def _what_is_kept(self, case: Case) -> str:
+        """Where the call that goes wrong is right in a process of its own: that something is kept, in words."""
+        if len(case.operations) > 1 and self.spec.joins:
+            last = self._with(case.geometry, case.operations[-1:])
+            which, run = "last", run_in_fork(self.spec, self.target, last, self.limit_s)
+        elif len(case.operations) == 1 and self.spec.second_call is not None:
+            which, run = "second", second_call_in_fork(self.spec, self.target, case, self.limit_s)
+        else:
+            return ""
+        right = not run.failed and bool(run.frames) and msgspec.json.decode(run.frames[-1]) == []
+        return f"\n{KEPT.format(which)}" if right else ""
+
     def _described(
         self,
         case: Case,
@@ -130,6 +155,7 @@ class Minimiser:
         outcomes: Mapping[int, str] = MappingProxyType({}),
     ) -> Case:
         now = {**case.versions, **versions.versions_of(self.target.name)}
+        message += self._what_is_kept(case)
         order = tuple(Breach(*breach) for breach in breaches)
         new = {"message": message, "versions": now, "flaky": False, "breaches": order, "outcomes": dict(outcomes)}
         return Case(**{**msgspec.structs.asdict(case), **new})

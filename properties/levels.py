@@ -63,6 +63,8 @@ class LevelSpec:
     reach; `marks(capabilities, offers)` the states it must have seen. `closing` is the operation that ends a trace.
     `shrink` proposes smaller `(geometry, operations)`, the boldest first; `accepts(capabilities, geometry)` says whether a
     target takes a geometry that was not drawn for it. `why_illegal(state, operation)` says why an operation has no meaning.
+    `joins`: operations have the same meaning in any trace, so that traces may be laid one behind the other.
+    `second_call(operation, capabilities)`: where an operation makes one call after another, the second by itself, or None.
     `num_steps` is the length of a random trace, `limit_s` the time limit of a trace or step in seconds, where they are not
     the usual ones.
     """
@@ -82,6 +84,8 @@ class LevelSpec:
     why_illegal: Callable[[Any, Any], str | None] | None = None
     num_steps: int | None = None
     limit_s: float | None = None
+    joins: bool = False
+    second_call: Callable[[Any, Any], Any] | None = None
 
 
 def clauses_of(level: Level) -> list[str]:

@@ -2,7 +2,8 @@
 offsets.
 
 Forms: `separate` (K and V in buffers of their own), `interleaved` ([B, 2, ...], as vLLM keeps them),
-`layered` ([B, layers, 2, ...]: the stride of a block spans all layers), `high_stride` (blocks so far apart
+`layered` ([B, layers, 2, ...]: the stride of a block spans all layers), `uneven` (the blocks of V twice as
+far apart as those of K), `high_stride` (blocks so far apart
 that block id * stride passes 2**31 elements, in address space that is reserved but not used).
 
 Letters: B blocks, P block size, G KV heads, D head size.
@@ -84,13 +85,11 @@ def allocate(geometry: Geometry, form: str, device: str, seed: int) -> PoolMemor
     key_cache_shape, value_cache_shape = geometry.shapes()
     num_layers = 3 if form == "layered" else 1
     key_elements, value_elements = math.prod(key_cache_shape[1:]), math.prod(value_cache_shape[1:])
-    if form == "separate":
-        buffers = [
-            _random(geometry, geometry.num_blocks * n, device, seed + i)
-            for i, n in enumerate((key_elements, value_elements))
-        ]
-        key_cache = _view(buffers[0], key_cache_shape, CANARY_ELEMENTS, key_elements)
-        value_cache = _view(buffers[1], value_cache_shape, CANARY_ELEMENTS, value_elements)
+    if form in ("separate", "uneven"):
+        strides = key_elements, value_elements * (2 if form == "uneven" else 1)
+        buffers = [_random(geometry, geometry.num_blocks * n, device, seed + i) for i, n in enumerate(strides)]
+        key_cache = _view(buffers[0], key_cache_shape, CANARY_ELEMENTS, strides[0])
+        value_cache = _view(buffers[1], value_cache_shape, CANARY_ELEMENTS, strides[1])
     else:
         stride = num_layers * (key_elements + value_elements)
         buffers = [_random(geometry, geometry.num_blocks * stride, device, seed)]

@@ -9,7 +9,7 @@ from properties.wording import counted
 
 VERSION = 1
 
-PoolForm = Literal["separate", "interleaved", "layered", "high_stride"]
+PoolForm = Literal["separate", "interleaved", "layered", "uneven", "high_stride"]
 QueryForm = Literal["contiguous", "fused"]
 Values = Literal["peaked", "normal", "large", "equal", "steep"]
 Variation = Literal[

@@ -52,7 +52,7 @@ READ_VARIATIONS: tuple[Variation, ...] = (
 )
 SPLITS: tuple[int | None, ...] = (2, 3, 2, 1, None, 2, 5, 8)
 VALUES: tuple[Values, ...] = ("peaked", "peaked", "peaked", "normal", "large", "equal", "steep")
-FORMS: tuple[PoolForm, ...] = ("separate", "separate", "interleaved", "layered", "high_stride")
+FORMS: tuple[PoolForm, ...] = ("separate", "separate", "interleaved", "layered", "uneven", "high_stride")
 QUERY_FORMS: tuple[QueryForm, ...] = ("contiguous", "fused")
 NUM_DRAWS = 2**16
 

@@ -61,7 +61,7 @@ def simpler(case: AttentionCase) -> Iterator[AttentionCase]:
         if name in fields and getattr(case, name) != plain:
             yield replace(case, **{name: plain})
     if isinstance(case, ReadCase):
-        yield from (c for c in _smaller_rows(case) if why_malformed(c) is None)
+        yield from (c for c in (*_smaller_windows(case), *_smaller_rows(case)) if why_malformed(c) is None)
     elif isinstance(case, StoreCase):
         for index in range(len(case.slots)):
             if len(case.slots) > 1:
@@ -81,6 +81,23 @@ def _fewer_rows(case: ReadCase) -> Iterator[ReadCase]:
         yield replace(case, rows=(replace(row, parent=None, shared_blocks=0),))
     for index in range(len(case.rows)):
         yield replace(case, rows=case.rows[:index] + case.rows[index + 1 :])
+
+
+def _smaller_windows(case: ReadCase) -> Iterator[ReadCase]:
+    """A smaller window, and contexts shorter by as much: what lies before the window stays as it is."""
+    for window in dict.fromkeys((1, (case.window or 0) // 2, (case.window or 0) - 1)):
+        if not case.window or not 0 < window < case.window:
+            continue
+        rows = tuple(_shorter(row, case.window - window, case.block_size) for row in case.rows)
+        yield replace(case, window=window, rows=rows)
+        yield replace(case, window=window)
+
+
+def _shorter(row: Row, tokens: int, block_size: int) -> Row:
+    """Without so many tokens of its context, as far as its queries allow it."""
+    length = max(row.query_len, row.context_len - tokens)
+    row = replace(row, context_len=length, table=row.table[: blocks_needed(length, block_size)])
+    return replace(row, shared_blocks=min(row.shared_blocks, length // block_size))
 
 
 def _smaller_rows(case: ReadCase) -> Iterator[ReadCase]:

@@ -19,6 +19,12 @@ def _referee(target: object, setting: AttentionSetting) -> Referee:
     return AttentionReferee(target, setting)  # type: ignore[arg-type]
 
 
+def _second_call(operation: object, capabilities: AttentionCapabilities) -> ReadCase | None:
+    from properties.attention.variations import second_call  # needs torch
+
+    return second_call(operation, capabilities) if isinstance(operation, ReadCase) else None
+
+
 LIMIT_S = 120.0
 """Seconds for a trace: an interpreted call takes a tenth, on a busy machine several, and a finding needs a dozen calls."""
 
@@ -37,4 +43,6 @@ SPEC = LevelSpec(
     accepts=accepts,
     num_steps=CASES_PER_TRACE + 1,
     limit_s=LIMIT_S,
+    joins=True,
+    second_call=_second_call,
 )

@@ -54,7 +54,7 @@ MEANING = {
     "alone": "one row alone, the other rows' blocks poisoned",
     "again": "the same call a second time",
     "pad": "padding rows of context length 0 with stale table rows in between",
-    "strided": "queries from a fused projection and an interleaved pool",
+    "strided": "queries from a fused projection, and a pool with gaps between the blocks of K and V",
     "rescale": "queries divided by 8 and the scale multiplied by 8",
     "other_operation": "the same rows through the other operation (decode / prefill)",
 }
@@ -82,6 +82,13 @@ def vary(
     if case.variation == "other_operation":
         return _other_operation(case, contents, offered)
     return None
+
+
+def second_call(case: ReadCase, capabilities: AttentionCapabilities) -> ReadCase | None:
+    """The call that a variation makes behind that of the base case, as a base case; None where it needs other contents."""
+    simple = SIMPLE.get(case.variation)
+    varied = None if simple is None else simple(case, capabilities, random.Random(case.seed + 1))
+    return None if varied is None else replace(varied, variation="none")
 
 
 def _repoisoned(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase | None:
@@ -179,7 +186,7 @@ def _alone(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Rand
 
 
 def _strided(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase:
-    return replace(case, query_form="fused", pool_form=rng.choice(["interleaved", "layered"]))
+    return replace(case, query_form="fused", pool_form=rng.choice(["interleaved", "layered", "uneven"]))
 
 
 def _unchanged(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase:

@@ -463,7 +463,7 @@ class QueryAssumedContiguous(Broken):
 class PoolAssumedContiguous(Broken):
     """The stride of a block is taken to be its size (FlashInfer#527)."""
 
-    breaks, clue = "READ-7", "interleaved pool"
+    breaks, clue = "READ-7", "gaps between the blocks"
     capabilities = declaring(layouts=("flash",))
 
     def _gather(self, pool: Pool, batch: Batch, table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
@@ -472,6 +472,19 @@ class PoolAssumedContiguous(Broken):
             for cache in (pool.key_cache, pool.value_cache)
         ]
         return super()._gather(Pool(dense[0], dense[1], pool.layout), batch, table, context_len)
+
+
+class ValuesWithStridesOfKeys(Broken):
+    """One stride is passed for both caches."""
+
+    breaks, clue = "READ-7", "gaps between the blocks"
+    capabilities = declaring(layouts=("flash",))
+
+    def _gather(self, pool: Pool, batch: Batch, table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
+        values = pool.value_cache.as_strided(
+            pool.value_cache.shape, pool.key_cache.stride(), pool.value_cache.storage_offset()
+        )
+        return super()._gather(Pool(pool.key_cache, values, pool.layout), batch, table, context_len)
 
 
 class LayoutMixedUp(Broken):

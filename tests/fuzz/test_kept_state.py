@@ -1,0 +1,82 @@
+"""Kernels that keep something from call to call: a finding whose trace holds both calls, and words that say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fuzz import child, messages
+from fuzz.shrinking import KEPT
+from properties.attention.cases import AttentionSetting, ReadCase
+from properties.attention.spec import SPEC
+from properties.attention.targets.plain import PlainTorch
+from properties.case import Case, decode, encode
+from properties.drive import drive
+from tests.attention.test_findings import BATCH
+
+LIMIT_S = 20.0
+
+
+def _case(operation: ReadCase, property_id: str, message: str = "") -> Case:
+    setting = AttentionSetting(device="cpu")
+    return Case(
+        level="attention", target="mine", property=property_id, message=message, geometry=setting, operations=(operation,)
+    )  # fmt: skip
+
+
+def perform(name: str, command: messages.Command) -> messages.Message:
+    """A job in a process that has the target."""
+    worker = child.start(f"{Path(__file__).with_name('kept_targets.py')}:{name}", "cpu")
+    try:
+        return child.ask(worker, command, 120.0)
+    finally:
+        worker.stop()
+
+
+def _seed_with_a_prefill() -> int:
+    """Of a trace with a prefill of several rows, drawn for the right target so that nothing is kept in this process."""
+    for seed in range(100):
+        _, verdict = drive(SPEC, PlainTorch, seed)
+        for operation in verdict.applied:
+            if isinstance(operation, ReadCase) and operation.operation == "prefill" and len(operation.rows) > 1:
+                return seed
+    raise AssertionError("none of 100 traces")
+
+
+def test_what_fails_behind_an_earlier_case_becomes_a_trace_with_both() -> None:
+    target = "WrongBehindAPrefill"
+    preceding = ((_seed_with_a_prefill(), 6),)
+    case = _case(BATCH, "READ-1")
+
+    alone = perform(target, messages.Confirm(case=encode(case).decode(), limit_s=LIMIT_S))
+    behind = perform(target, messages.Confirm(case=encode(case).decode(), limit_s=LIMIT_S, preceding=preceding))
+
+    assert isinstance(alone, messages.Confirmed)
+    assert isinstance(behind, messages.Confirmed)
+    assert (alone.how, behind.how) == ("gone", "failed")
+    assert len(decode(behind.case.encode()).operations) > 1
+
+    command = messages.Minimise(case=behind.case, limit_s=LIMIT_S, seconds=12.0, isolated=True)
+    smaller = perform(target, command)
+
+    assert isinstance(smaller, messages.Smaller)
+    found = decode(smaller.case.encode())
+    assert [operation.operation for operation in found.operations] == ["prefill", "decode"]
+    assert KEPT.format("last") in found.message
+
+
+@pytest.mark.parametrize(
+    ("target", "variation", "kept"), [("KeepsTables", "move", True), ("Int32Offsets", "high_stride", False)]
+)
+def test_whether_the_second_call_is_wrong_by_itself_is_said(target: str, variation: Any, kept: bool) -> None:
+    case = _case(replace(BATCH, variation=variation), "READ-3")
+    command = messages.Minimise(case=encode(case).decode(), limit_s=LIMIT_S, seconds=4.0)
+    smaller = perform(target, command)
+
+    assert isinstance(smaller, messages.Smaller)
+    found = decode(smaller.case.encode())
+    assert found.operations[0].variation == variation
+    assert (KEPT.format("second") in found.message) == kept
