@@ -89,7 +89,7 @@ class Target:
     # def pools(self): ...                 one properties.attention.target.Pool a layer: every byte compared, poison put in
     # def cached_blocks(self): ...         every block that a prefix lookup can find
     # def free_blocks(self): ...           every block that is free
-    # def fork(self, parent, child): ...   child continues from everything that parent holds
-    # def copies(self): ...                the block copies performed since the last call: [Copy(src, dst)]
+    # def fork(self, parent, child): ...   child continues from everything that parent holds; needs copies() beside it
+    # def copies(self): ...                the block copies performed since the last call: [Copy(src, dst)]; [] for none
     # def truncate(self, name, length): ...    keep the first length tokens
     # def preempt(self, name): ...         free, where it is done differently for a sequence that will come back

@@ -42,6 +42,12 @@ class CacheProbe(Probe):
         super().__init__(_WithComposites(target))
         self.target = target
         self.offers = offered(target)
+        if "fork" in self.offers and "copies" not in self.offers:
+            raise AdapterError(
+                f"{type(target).__name__} offers fork without copies: a copy on write that is not reported looks like lost KV",
+                "offer copies() -> [Copy(src, dst), ...], the block copies performed since the last call (an empty list where "
+                "there were none), or leave fork out",
+            )
         self.latest_copies: list[Copy] = []
         if not hasattr(target, "name"):
             target.name = type(target).__name__  # findings name the target

@@ -60,7 +60,10 @@ class CacheCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CacheTarget(Protocol):
-    """A cache under test. Copies that sharing makes due are performed within the call that makes them due."""
+    """A cache under test. Copies that sharing makes due are performed within the call that makes them due.
+
+    They are reported by `copies()`, which is optional but for a cache that offers `fork`.
+    """
 
     capabilities: CacheCapabilities
 
@@ -99,7 +102,8 @@ REQUIRED = ("open", "allocate", "extend", "free", "slots", "write", "read", "com
 _IN_HALVES = frozenset({"allocate", "extend", "computed"})
 OPTIONAL: dict[str, str] = {
     **{name: text for name, text in protocol.OPTIONAL.items() if name not in _IN_HALVES},
-    "copies": "copies() -> list[Copy]: the copies performed since the last call, in order",
+    "copies": "copies() -> list[Copy]: the copies performed since the last call, in order. Needed beside fork, and by every "
+    "cache that copies blocks: content that moves unreported looks lost",
     "pools": "pools() -> one properties.attention.target.Pool per layer: what poison is put into, and every byte compared",
 }
 """Optional methods of a cache target; each one that is offered makes more clauses judgeable."""

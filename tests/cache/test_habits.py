@@ -5,22 +5,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from paged_ref.layouts import Layout
 from properties.attention.target import Pool
-from properties.blocks.operations import Admit
+from properties.blocks.operations import Admit, Append, Fork
 from properties.cache.operations import CacheGeometry
 from properties.cache.protocol import Row
 from properties.drive import drive
+from properties.protocol import Copy
 from properties.specs import spec_of
 from properties.targets.cache_ours import OurCache
 from properties.trial import run_trace
+from tests.cache.sharing_cache import SharingCache
 
 SPEC = spec_of("cache")
 GEOMETRY = CacheGeometry(block_size=2, num_blocks=4, num_layers=2, num_kv_heads=1, dtype="float16")
+FLOAT32 = msgspec.structs.replace(GEOMETRY, dtype="float32")
 
 
 # ---- pools that are not those that open was asked for
@@ -107,3 +111,49 @@ def test_a_sound_cache_with_one_buffer_is_clean() -> None:
 
     assert [(v.adapter, v.breaches) for v in verdicts] == [(None, [])] * 4
     assert sum(v.state.judged["READ-1"] for v in verdicts) > 100
+
+
+# ---- copies
+
+
+def clean(target: Callable[[], Any], num_traces: int = 20, **marks: int) -> None:
+    """No finding in so many traces, which reached what is named at least so often."""
+    verdicts = [drive(SPEC, target, seed)[1] for seed in range(num_traces)]
+
+    assert [(v.adapter, v.breaches) for v in verdicts] == [(None, [])] * num_traces
+    for mark, least in marks.items():
+        assert sum(v.state.marks[mark.replace("_", " ")] for v in verdicts) >= least
+
+
+def test_a_cache_that_shares_and_copies_is_clean() -> None:
+    clean(SharingCache, a_fork=10, a_copy_on_write=1, a_prefix_hit=10, a_freed_block_was_reused=50)
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_fork_whose_copies_nobody_can_see_is_the_adapter_s_fault(pools: bool) -> None:
+    class Silent(SharingCache):
+        copies = None  # type: ignore[assignment]
+
+    if not pools:
+        Silent.pools = None  # type: ignore[assignment, method-assign]
+    verdict = run_trace(SPEC, Silent, FLOAT32, [Admit("A", (1, 2, 3)), Fork("A", "B"), Append("B", (4,))])
+
+    assert verdict.breaches == []
+    assert "Silent offers fork without copies" in str(verdict.adapter)
+    assert "Remedy: offer copies()" in str(verdict.adapter)
+
+
+def test_a_copy_that_is_not_made_is_still_a_finding() -> None:
+    class Forgets(SharingCache):
+        def copy(self, src: int, dst: int) -> None:
+            """Nothing arrives."""
+
+    class Hides(Forgets):
+        def copies(self) -> list[Copy]:
+            return []
+
+    steps = [Admit("A", (1, 2, 3)), Fork("A", "B"), Append("B", (4,))]
+
+    assert run_trace(SPEC, Forgets, FLOAT32, steps).broke("COW-2")
+    assert run_trace(SPEC, Hides, FLOAT32, steps).broke("CONTENT-1")
+    assert run_trace(SPEC, SharingCache, FLOAT32, steps).breaches == []
