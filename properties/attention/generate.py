@@ -180,11 +180,14 @@ class AttentionMaker:
         # Popped from the end: descending ids break fast paths that assume that neighbours ascend.
         free = list(range(num_blocks)) if self.chance(4) else self.shuffled(range(num_blocks))
         rows: list[Row] = []
+        padding = self.capabilities.padding
+        stale = (-1 if "minus_one" in padding else 0), (num_blocks if "beyond" in padding else num_blocks - 1)
         for key, (length, count) in enumerate(zip(lengths, counts, strict=True)):
             parent, shared = self._shared_prefix(rows, length, block_size)
             prefix = next((row.table[:shared] for row in rows if row.key == parent), ())
             own = tuple(free.pop() for _ in range(count - shared))
-            behind = [self.number(-1, num_blocks) for _ in range(self.pick((0, 0, 1, 2)))]
+            behind = [self.number(*stale) for _ in range(self.pick((0, 0, 1, 2)))]
+            behind = behind if "foreign" in padding else []
             rows.append(
                 Row(
                     key=key,

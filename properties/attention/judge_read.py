@@ -98,7 +98,8 @@ class Judge:
                 "batch.want_lse is set",
                 "return Output(out, lse), lse float32 of shape [T, H], or declare lse_base=None",
             )
-        lse = None if output.lse is None else output.lse.detach().cpu() * self._lse_unit()
+        asked = output.lse is not None and scene.batch.want_lse  # else it may be a buffer that nobody wrote
+        lse = output.lse.detach().cpu() * self._lse_unit() if asked and output.lse is not None else None
         # A copy: the target may keep one output for all of its calls.
         output = Output(output.out.detach().to("cpu", copy=True), lse)
         return Reading(
@@ -171,6 +172,10 @@ def judge_read(target: AttentionTarget, case: ReadCase, device: str = "cpu") -> 
     return verdict
 
 
+MAY_BE_REFUSED = frozenset({"strided", "high_stride", "high_count"})
+"""Pools with gaps between blocks, or with very many: to decline them is an answer."""
+
+
 def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, verdict: Verdict) -> None:
     name = judge.case.variation
     if name == "other_operation":  # a call of its own: attributed as a base case is
@@ -181,13 +186,16 @@ def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, ver
             _report_base(other_judge, reading, verdict)
         return
     other = judge.read(*varied, want_lse=name != "without_lse")
-    if isinstance(other.fault, Refused) and name == "strided":
-        verdict.counts["strided refused"] += 1
-        return
     verdict.counts[f"variation {name}"] += 1
+    if isinstance(other.fault, Refused) and name in MAY_BE_REFUSED:
+        verdict.counts[f"{name} refused"] += 1
+        return
     property_id = variations.PROPERTY_OF[name]
     verdict.judged[property_id] += 1
     intro = f"Right in the base case, wrong with {variations.MEANING[name]}."
+    if other.wrong and not other.wrote and all(wrong.row.context_len == 0 for wrong in other.wrong):
+        verdict.add("READ-6", f"{EMPTY_ROWS}{_describe(judge, other)}")
+        return
     if not other.right:
         verdict.add(_property_of_fault(other, property_id), f"{intro}\n{_describe(judge, other)}")
         return
@@ -207,12 +215,22 @@ def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, ver
         )
 
 
+REPEATS = 4
+"""How often both calls are made in turn before their bits are taken to be the calls' own: atomics, autotuning and
+partitions that end in any order change them from run to run."""
+
+
 def _rows_that_leak_a_little(judge: Judge, other: Reading, name: str) -> list[int]:
-    """Rows whose bits change with what nobody may read, though the same call repeats its bits."""
+    """Rows whose bits change with what nobody may read, though both calls repeat theirs."""
     # Partitions may be chosen from the width of the table (flash-attn does), so bits are compared at one width.
     alike = judge.case if name == "repoison" else replace(other.scene.case, padding=judge.case.padding)
-    first, again = judge.read(alike, judge.contents), judge.read(alike, judge.contents)
-    return [] if _rows_with_other_bits(first, again) else _rows_with_other_bits(first, other)
+    readings = [
+        (judge.read(alike, judge.contents), judge.read(other.scene.case, judge.contents)) for _ in range(REPEATS)
+    ]
+    (first, second), *again = readings
+    if any(_rows_with_other_bits(first, one) or _rows_with_other_bits(second, two) for one, two in again):
+        return []
+    return _rows_with_other_bits(first, second)
 
 
 def _rows_with_other_bits(first: Reading, second: Reading) -> list[int]:
@@ -253,9 +271,17 @@ def _report_base(judge: Judge, base: Reading, verdict: Verdict) -> None:
     verdict.add(property_id, reason + _describe(judge, base))
 
 
+EMPTY_ROWS = (
+    "Only rows of length 0 are wrong, which must give zeros and an LSE of -inf. Declare empty_rows='undefined' if callers "
+    "never look at them.\n"
+)
+
+
 def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
     """Which clause a wrong row breaks, found by running nearby cases that differ in one respect."""
     case = judge.case
+    if all(wrong.row.context_len == 0 for wrong in base.wrong):
+        return "READ-6", EMPTY_ROWS
     wrong_keys = {wrong.row.key for wrong in base.wrong}
     if judge.clean_is_right():
         return "READ-2", _leak(judge)
@@ -305,8 +331,20 @@ def _describe(judge: Judge, reading: Reading) -> str:
         f"{f', num_splits {case.num_splits}' if case.num_splits else ''}"
     ]
     if reading.fault is not None:
-        verb = "refused a case that it declares to accept" if isinstance(reading.fault, Refused) else "failed"
-        return "\n".join([*lines, f"{judge.target.name} {verb}: {reading.fault.message}"])
+        refused = isinstance(reading.fault, Refused)
+        verb = "refused a case that it declares to accept" if refused else "failed"
+        lines.append(f"{judge.target.name} {verb}: {reading.fault.message}")
+        if refused:
+            lines.append(
+                "Narrow its capabilities; where decode and prefill differ in theirs, make two targets of them."
+            )
+        elif (
+            judge.case.variation in MAY_BE_REFUSED
+            and isinstance(reading.fault, Fault)
+            and reading.fault.kind == "crash"
+        ):
+            lines.append("If that is how it declines such a pool, add the exception's class to `refusals`.")
+        return "\n".join(lines)
     if reading.changed_bytes:
         lines.append(
             f"The call changed {counted(reading.changed_bytes, 'byte')} of the pool or around it: a read writes nothing there."

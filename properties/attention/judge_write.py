@@ -230,7 +230,8 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
     if isinstance(result, Fault | Refused):
         verdict.add("CRASH-1", f"{where}\n{target.name} failed: {result.message}")
         return verdict
-    lines = []
+    lines: list[str] = []
+    unchained = target.capabilities.copies_chained
     for index, (layer, old) in enumerate(zip(layers, before, strict=True)):
         actual = _bit_pool(layer.pool)
         actual_caches = (actual.key_cache.clone(), actual.value_cache.clone())
@@ -242,9 +243,26 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
                 cache[destination] = cache[source]
         if layer.changed_bytes(after):
             lines += _explain_copy(case, index, actual, actual_caches)
+            unchained &= _are_read_first(case, layer, old, actual_caches)
+    if lines and unchained:
+        lines.append(
+            "  It is as if every source were read before any block is written: copies_chained=False declares that."
+        )
     if lines:
         verdict.add("COW-2", "\n".join([where, *lines]))
     return verdict
+
+
+def _are_read_first(case: CopyCase, layer: PoolMemory, before: Sequence[Tensor], actual: tuple[Tensor, Tensor]) -> bool:
+    """Whether the caches hold what they would if all sources were read first. Leaves the memory as it was before."""
+    for part, old in zip(layer.watched, before, strict=True):
+        part.copy_(old)
+    pool = _bit_pool(layer.pool)
+    for cache in (pool.key_cache, pool.value_cache):
+        read = {destination: cache[source].clone() for source, destination in case.pairs}
+        for destination, block in read.items():
+            cache[destination] = block
+    return torch.equal(pool.key_cache, actual[0]) and torch.equal(pool.value_cache, actual[1])
 
 
 def _explain_copy(case: CopyCase, layer: int, expected: Pool, actual: tuple[Tensor, Tensor]) -> list[str]:

@@ -164,8 +164,8 @@ def _other_block_size(case: ReadCase, capabilities: AttentionCapabilities, rng: 
 
 
 def _other_splits(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase | None:
-    if not capabilities.num_splits:
-        return None
+    if not capabilities.num_splits or case.operation != "decode":
+        return None  # partitions are drawn for decodes alone
     return replace(case, num_splits=rng.choice([n for n in (1, 2, 3, 5, 8, None) if n != case.num_splits]))
 
 
@@ -227,6 +227,7 @@ def _padded(
     for _ in range(rng.randint(1, 2)):
         key = max(padded) + 1
         stale = tuple(rng.randrange(case.num_blocks) for _ in range(rng.randint(0, 3)))
+        stale = stale if "foreign" in capabilities.padding else ()
         rows.insert(rng.randint(0, len(rows)), Row(key=key, context_len=0, query_len=query_len, table=stale))
         q = some.q.new_full((query_len, *some.q.shape[1:]), float("nan"))
         padded[key] = Content(q, some.k[:0], some.v[:0])
@@ -237,7 +238,7 @@ def _other_operation(case: ReadCase, contents: Mapping[int, Content], offered: f
     if case.operation == "decode" and "prefill" in offered:
         if any(row.context_len == 0 for row in case.rows):
             return None
-        return replace(case, operation="prefill"), contents
+        return replace(case, operation="prefill", num_splits=None), contents
     if case.operation == "prefill" and "decode" in offered and all(row.query_len == 1 for row in case.rows):
         return replace(case, operation="decode"), contents
     return None
