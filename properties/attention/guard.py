@@ -2,17 +2,25 @@
 an error.
 
 The interpreter checks nothing: a load past a tensor reads heap garbage, a store corrupts a neighbour. Inside
-``guarded(...)`` each active lane of a load, store or atomic must lie in a tensor of the launch; where the
-lanes fall into the memory of the pool they must also be allowed there (slots that the batch owns, for a
+``guarded(...)`` each active lane of a load, store or atomic must lie in a tensor of the launch or in the pool; where
+the lanes fall into the memory of the pool they must also be allowed there (slots that the batch owns, for a
 load; slots listed in this store, for a store). The first violation names the kernel's file and line.
 
+Tensors of a launch are its tensor arguments, from their first to their last element, also inside tuples, tensor
+descriptors and `triton.reinterpret`; and, for kernels that are told addresses, the live tensors to which the integers
+and 64-bit integer tensors among the arguments point. What surrounds a view in its storage is none of it: a view
+says how far a kernel may go.
+
 All knowledge of the interpreter's internals is in this file (seen in Triton 3.7.1: where the methods below take
-pointers and mask, and that `GridExecutor._init_args_hst` returns the launch's tensors on the host). Where those are
-not as expected `why_unavailable` says so, and nothing is guarded; a test holds that the installed Triton fits.
+pointers and mask, that `GridExecutor._init_args_hst` returns the launch's tensors on the host, and the text of the
+assertion of integer overflow). Where those are not as expected `why_unavailable` says so, and nothing is guarded; a test
+holds that the installed Triton fits.
 """
 
+import gc
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
@@ -26,10 +34,17 @@ from torch import Tensor
 from properties.wording import counted
 
 Addresses = npt.NDArray[np.int64]
+Extent = tuple[int, int]
+"""[start, end) as byte addresses."""
 READS = {"create_masked_load": (0, 1)}
 WRITES = {"create_masked_store": (0, 2)}
 ATOMICS = {"create_atomic_rmw": (1, 3), "create_atomic_cas": (0, None)}
 """Methods that touch memory, and where among their arguments pointers and mask are (None: every lane is active)."""
+ASSERTION = "create_assert"
+OVERFLOW = re.compile(r"u?int\d+ overflow detected for operation (\w+)")
+# A table of addresses has one per cache and layer, or one per block; larger tensors of integers are not searched for any.
+MOST_POINTERS = 2**16
+LOWEST_ADDRESS = 2**16  # Linux maps nothing below
 
 
 class KernelFault(Exception):
@@ -58,14 +73,40 @@ class Watch:
     """What the guard knows during one launch."""
 
     protected: tuple[Protected, ...]
-    tensors: list[tuple[int, int]] = field(default_factory=list)
+    tensors: list[Extent] = field(default_factory=list)
+    storages: list[Extent] = field(default_factory=list)
+    may_point: list[int | Tensor] = field(default_factory=list)
     num_checks: int = 0
 
-    def note(self, tensor: Tensor) -> None:
-        """Memory of a tensor that the launch was given, from its first to its last element."""
-        if tensor.numel():
-            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            self.tensors.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
+    def begin(self, arguments: Iterable[object]) -> None:
+        """A launch with these arguments, on the host."""
+        self.tensors[:] = [(memory.start, memory.end) for memory in self.protected]
+        self.storages.clear()
+        self.may_point.clear()
+        for argument in arguments:
+            self.note(argument)
+
+    def note(self, argument: object) -> None:
+        """The memory that an argument gives to the launch."""
+        if isinstance(argument, Tensor):
+            self._note_tensor(argument)
+        elif isinstance(argument, tuple):
+            for part in argument:
+                self.note(part)
+        elif isinstance(argument, int):
+            self.may_point.append(argument)
+        else:  # the tensor below a TensorDescriptor or a TensorWrapper (of triton.reinterpret)
+            below = getattr(argument, "base", None)
+            if below is not None:
+                self.note(below)
+
+    def _note_tensor(self, tensor: Tensor) -> None:
+        extent, storage = extent_of(tensor), tensor.untyped_storage()
+        if extent is not None:
+            self.tensors.append(extent)
+            self.storages.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        if tensor.dtype in (torch.int64, torch.uint64) and tensor.numel() <= MOST_POINTERS:
+            self.may_point.append(tensor)
 
     def check(self, kind: str, pointers: Any, mask: Any) -> None:
         """Raises KernelFault for the first active lane outside what is allowed."""
@@ -76,11 +117,12 @@ class Watch:
         self.num_checks += 1
         if addresses.size == 0:
             return
-        known = np.zeros(addresses.shape, dtype=bool)
-        for start, end in self.tensors:
-            known |= (addresses >= start) & (addresses < end)
-        if not known.all():
-            self._outside(kind, int(addresses[~known][0]), int((~known).sum()))
+        width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        foreign = self._foreign(addresses, width)
+        if foreign.size and self._follow_pointers():
+            foreign = self._foreign(addresses, width)
+        if foreign.size:
+            self._outside(kind, int(foreign[0]), foreign.size)
         for memory in self.protected:
             inside = addresses[(addresses >= memory.start) & (addresses < memory.end)]
             allowed = memory.readable if kind == "load" else memory.writable
@@ -93,15 +135,77 @@ class Watch:
                     f"the first at byte {int(bad[0]) - memory.start} of its memory",
                 )
 
+    def _foreign(self, addresses: Addresses, width: int) -> Addresses:
+        """Those of the addresses at which `width` bytes do not lie within a tensor of the launch."""
+        known = np.zeros(addresses.shape, dtype=bool)
+        for start, end in self.tensors:
+            known |= (addresses >= start) & (addresses + width <= end)
+        return addresses[~known]
+
+    def _follow_pointers(self) -> bool:
+        """Adds the live tensors whose addresses the launch was told; whether there are any. Once per launch: it takes some
+        50 ms in a process of 200 thousand objects.
+        """
+        told = [v.numpy().reshape(-1) if isinstance(v, Tensor) else [v] for v in self.may_point]
+        self.may_point.clear()
+        numbers = {int(number) for part in told for number in np.unique(part)}
+        found = pointed_to({number for number in numbers if number >= LOWEST_ADDRESS})
+        self.tensors += found
+        return bool(found)
+
     def _outside(self, kind: str, address: int, num_lanes: int) -> None:
-        distances = [(min(abs(address - start), abs(address - end)), start, end) for start, end in self.tensors]
-        distance, start, end = min(distances, default=(0, 0, 0))
-        side = "before" if address < start else "behind"
+        leaves = f"{where()}: a {kind} leaves every tensor of the launch in {counted(num_lanes, 'active lane')}"
+        if not self.tensors:
+            raise KernelFault(kind, f"{leaves}: it was given none")
+        _, start, end = min((min(abs(address - start), abs(address - end)), start, end) for start, end in self.tensors)
+        distance = start - address if address < start else max(address - end, 0)
+        side = "before" if address < start else "behind" if address >= end else "partly behind"
+        hint = ""
+        if any(first <= address < last for first, last in self.storages):
+            hint = ". An argument is a view of the memory there: if it is meant, give the kernel the whole tensor"
         raise KernelFault(
             kind,
-            f"{where()}: a {kind} leaves every tensor of the launch in {num_lanes} active lanes, the first "
-            f"{counted(distance, 'byte')} {side} a tensor of {counted(end - start, 'byte')}",
+            f"{leaves}, the first {counted(distance, 'byte')} {side} a tensor of {counted(end - start, 'byte')}{hint}",
         )
+
+
+def extent_of(tensor: Tensor) -> Extent | None:
+    """From the first to the last element of a dense tensor; None where it has no elements."""
+    if not tensor.numel():
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def pointed_to(addresses: Set[int]) -> list[Extent]:
+    """The extents of the live tensors on the CPU that begin at these addresses; where none begins at one, of the
+    smallest tensor around it.
+    """
+    live = _live_extents() if addresses else set()
+    first, last = min((start for start, _ in live), default=0), max((end for _, end in live), default=0)
+    found = {_extent_at(address, live) for address in addresses if first <= address < last}
+    return sorted(extent for extent in found if extent is not None)
+
+
+def _extent_at(address: int, live: set[Extent]) -> Extent | None:
+    beginning = [extent for extent in live if extent[0] == address]
+    if beginning:
+        return max(beginning)
+    around = [(end - start, (start, end)) for start, end in live if start < address < end]
+    return min(around)[1] if around else None
+
+
+def _live_extents() -> set[Extent]:
+    plain = [thing for thing in gc.get_objects() if type(thing) is Tensor or type(thing) is torch.nn.Parameter]
+    dense = [tensor for tensor in plain if tensor.device.type == "cpu" and tensor.layout is torch.strided]
+    return {extent for extent in map(_extent_if_stored, dense) if extent is not None}
+
+
+def _extent_if_stored(tensor: Tensor) -> Extent | None:
+    try:
+        return extent_of(tensor) if tensor.data_ptr() else None
+    except RuntimeError:  # torch's wrappers of tensors have no memory of their own
+        return None
 
 
 def _contained(values: Addresses, allowed: Addresses) -> npt.NDArray[np.bool_]:
@@ -148,7 +252,9 @@ def why_unavailable() -> str | None:
         from triton.runtime import interpreter
     except ImportError as error:
         return f"Triton's interpreter does not import: {error}"
-    missing = [name for name in (*READS, *WRITES, *ATOMICS) if not hasattr(interpreter.InterpreterBuilder, name)]
+    missing = [
+        name for name in (*READS, *WRITES, *ATOMICS, ASSERTION) if not hasattr(interpreter.InterpreterBuilder, name)
+    ]
     if missing or not hasattr(interpreter.GridExecutor, "_init_args_hst"):
         return f"this Triton's interpreter lacks {missing or 'GridExecutor._init_args_hst'}"
     return None
@@ -168,11 +274,12 @@ def guarded(protected: tuple[Protected, ...] = ()) -> Iterator[Watch]:
 
     watch = Watch(protected)
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
-    saved = {name: getattr(builder, name) for name in (*READS, *WRITES, *ATOMICS)}
+    saved = {name: getattr(builder, name) for name in (*READS, *WRITES, *ATOMICS, ASSERTION)}
     saved_init, saved_options = executor._init_args_hst, interpreter.interpreter_builder.options
     try:
         for name, places in {**READS, **WRITES, **ATOMICS}.items():
             setattr(builder, name, _checking(saved[name], watch, name, places))
+        setattr(builder, ASSERTION, _explaining(saved[ASSERTION]))
         executor._init_args_hst = _noting(saved_init, watch)
         interpreter.interpreter_builder.options = _with_debug(interpreter, saved_options)
         yield watch
@@ -203,13 +310,29 @@ def _checking(
     return checked
 
 
+def _explaining(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's assertion, which says of an integer overflow in how many lanes it is and what is to be done."""
+
+    def explained(builder: Any, condition: Any, message: Any) -> Any:
+        overflow = OVERFLOW.fullmatch(str(message))
+        if overflow is None or condition:
+            return method(builder, condition, message)
+        holds = np.asarray(condition.data)
+        raise KernelFault(
+            "overflow",
+            f"{where()}: {message}, in {int((~holds.astype(bool)).sum())} of {counted(holds.size, 'lane')}. Compute it in "
+            "int64. If every access that uses such a lane is masked off, the wrapped value does no harm: where it comes "
+            "from a block-table entry behind the last block, the target may leave 'huge' out of `padding` in its "
+            f"capabilities; elsewhere tl.{overflow[1]}(..., sanitize_overflow=False) says that the wrap is meant",
+        )
+
+    return explained
+
+
 def _noting(method: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
     def noted(executor: Any, arguments: Any, options: Any) -> Any:
         on_host = method(executor, arguments, options)
-        watch.tensors.clear()
-        for argument in (*on_host[0], *on_host[1].values()):
-            if isinstance(argument, Tensor):
-                watch.note(argument)
+        watch.begin((*on_host[0], *on_host[1].values()))
         return on_host
 
     return noted

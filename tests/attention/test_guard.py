@@ -11,8 +11,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.runtime.errors import InterpreterError
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paged_ref.layouts import Layout
+from properties.attention.buffers import Geometry, allocate
 from properties.attention.guard import KernelFault, Protected, element_addresses, guarded, merged, why_unavailable
 
 
@@ -37,6 +41,38 @@ def multiply_kernel(numbers, factor, target):
 @triton.jit
 def count_kernel(counter, offset):
     tl.atomic_add(counter + offset, 1)  # the atomic
+
+
+@triton.jit
+def tuple_kernel(both, count, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    tl.store(both[1][0] + lane, tl.load(both[0] + lane, mask=lane < count, other=0), mask=lane < count)
+
+
+@triton.jit
+def descriptor_kernel(source, target):
+    target.store([0, 0], source.load([0, 0]))
+
+
+@triton.jit
+def pointer_kernel(pointers, target, count, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    source = tl.load(pointers).to(tl.pointer_type(tl.float32))
+    tl.store(target + lane, tl.load(source + lane, mask=lane < count, other=0), mask=lane < count)
+
+
+@triton.jit
+def address_kernel(address, target, count, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    source = address.to(tl.pointer_type(tl.float32))
+    tl.store(target + lane, tl.load(source + lane, mask=lane < count, other=0), mask=lane < count)
+
+
+@triton.jit
+def masked_products_kernel(source, factors, target, factor, count, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    offset = tl.load(factors + lane) * factor  # the products
+    tl.store(target + lane, tl.load(source + offset, mask=lane < count, other=0), mask=lane < count)
 
 
 def _line_of(kernel: object, comment: str) -> int:
@@ -119,11 +155,169 @@ def test_atomics_are_guarded() -> None:
     assert f"test_guard.py:{_line_of(count_kernel, 'the atomic')}" in str(fault)
 
 
+def _part_of_a_buffer() -> tuple[Tensor, Tensor]:
+    """Eight elements, and the buffer around them, in which an overrun stays within the process's own memory."""
+    buffer = torch.arange(32.0)
+    return buffer[16:24], buffer
+
+
+def test_tensors_in_tuples_belong_to_the_launch() -> None:
+    (source, _buffer), target = _part_of_a_buffer(), torch.zeros(16)
+
+    with guarded():
+        tuple_kernel[(1,)]((source, (target, 1)), 8, 16)
+        fault = _fault(lambda: tuple_kernel[(1,)]((source, (target, 1)), 9, 16))
+        named = _fault(lambda: tuple_kernel[(1,)](count=9, SIZE=16, both=(source, (target, 1))))
+
+    assert target.tolist() == [*range(16, 24), *[0] * 8]
+    for found in (fault, named):
+        assert isinstance(found, KernelFault)
+        assert "a load leaves every tensor of the launch in 1 active lane, the first 0 bytes behind" in str(found)
+        assert "a tensor of 32 bytes" in str(found)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "reinterpreted"])
+def test_the_tensor_below_a_descriptor_belongs_to_the_launch(wrapped: bool) -> None:
+    (source, _buffer), target = _part_of_a_buffer(), torch.zeros(16)
+    base = triton.reinterpret(source, tl.float32) if wrapped else source
+    into = TensorDescriptor(target, [1, 16], [16, 1], [1, 16])
+
+    with guarded() as watch:
+        descriptor_kernel[(1,)](TensorDescriptor(base, [1, 8], [8, 1], [1, 16]), into)
+        fault = _fault(lambda: descriptor_kernel[(1,)](TensorDescriptor(base, [1, 12], [12, 1], [1, 16]), into))
+
+    assert target.tolist() == [*range(16, 24), *[0] * 8]
+    assert watch.num_checks == 3
+    assert "leaves every tensor of the launch in 4 active lanes" in str(fault)
+
+
+def test_reinterpreted_tensors_belong_to_the_launch() -> None:
+    source, target = torch.arange(18, dtype=torch.uint8), torch.zeros(5, dtype=torch.int32)
+    words = triton.reinterpret(source, tl.int32)
+
+    with guarded():
+        copy_kernel[(1,)](words, triton.reinterpret(target, tl.int32), 4, 8, True, True)
+        fault = _fault(lambda: copy_kernel[(1,)](words, target, 5, 8, True, True))
+
+    assert target[:4].view(torch.uint8).tolist() == list(range(16))
+    assert "in 1 active lane, the first 0 bytes partly behind a tensor of 18 bytes" in str(fault)
+
+
+def test_the_tensors_behind_a_table_of_addresses_belong_to_the_launch() -> None:
+    (source, _buffer), target = _part_of_a_buffer(), torch.zeros(16)
+    pointers = torch.tensor([source.data_ptr(), 0, -1, 7])
+
+    with guarded():
+        pointer_kernel[(1,)](pointers, target, 8, 16)
+        table = _fault(lambda: pointer_kernel[(1,)](pointers, target, 9, 16))
+        address_kernel[(1,)](source.data_ptr(), target[8:], 8, 8)
+        number = _fault(lambda: address_kernel[(1,)](source.data_ptr(), target, 9, 16))
+
+    assert target.tolist() == [*range(16, 24)] * 2
+    for found in (table, number):
+        assert isinstance(found, KernelFault)
+        assert "a load leaves every tensor of the launch in 1 active lane, the first 0 bytes behind" in str(found)
+
+
+def test_an_address_within_a_tensor_gives_the_tensor_and_not_what_surrounds_it() -> None:
+    (source, _buffer), target = _part_of_a_buffer(), torch.zeros(16)
+    pointers = torch.tensor([source.data_ptr() + 8])
+
+    with guarded():
+        pointer_kernel[(1,)](pointers, target, 6, 16)
+        fault = _fault(lambda: pointer_kernel[(1,)](pointers, target, 7, 16))
+
+    assert target[:6].tolist() == [*range(18, 24)]
+    assert "in 1 active lane" in str(fault)
+
+
+def test_memory_that_was_given_back_is_nobodys() -> None:
+    source, target = torch.ones(2**16), torch.zeros(8)
+    pointers = torch.tensor([source.data_ptr()])
+
+    with guarded():
+        pointer_kernel[(1,)](pointers, target, 8, 8)
+        del source
+        fault = _fault(lambda: pointer_kernel[(1,)](pointers, target, 8, 8))
+
+    assert isinstance(fault, KernelFault)
+    assert "in 8 active lanes" in str(fault)
+
+
+def test_the_pool_is_known_whatever_pointer_reaches_it_and_slots_are_still_held_to() -> None:
+    (pool, _buffer), target = _part_of_a_buffer(), torch.zeros(16)
+    owned = torch.tensor([True] * 6 + [False] * 2)
+    nothing = element_addresses(pool, torch.zeros(8, dtype=torch.bool))
+    protected = Protected(pool.data_ptr(), pool.data_ptr() + 32, element_addresses(pool, owned), nothing)
+    pointers = torch.tensor([pool.data_ptr()])
+
+    with guarded((protected,)):
+        copy_kernel[(1,)](pool[:2], target, 6, 16, True, True)
+        pointer_kernel[(1,)](pointers, target[6:], 6, 8)
+        faults = [
+            _fault(lambda: copy_kernel[(1,)](pool[:2], target, 7, 16, True, True)),
+            _fault(lambda: pointer_kernel[(1,)](pointers, target, 7, 8)),
+        ]
+        behind = _fault(lambda: copy_kernel[(1,)](pool[6:], target, 3, 8, True, True))
+
+    assert target.tolist() == [*[16, 17, 18, 19, 20, 21] * 2, 0, 0, 0, 0]
+    assert ["slots that no sequence owns" in str(fault) for fault in faults] == [True, True]
+    assert "leaves every tensor of the launch in 1 active lane, the first 0 bytes behind" in str(behind)
+
+
+@pytest.mark.parametrize("form", ["separate", "interleaved", "layered"])
+def test_the_canaries_around_a_pool_are_no_memory_of_a_launch(form: str) -> None:
+    pool = allocate(Geometry(2, 4, 1, 4, torch.float32, Layout.FLASH), form, "cpu", 0).pool
+    cache, target = pool.key_cache if form == "separate" else pool.value_cache, torch.zeros(64)
+    end = (cache.shape[0] - 1) * cache.stride(0) + 16  # elements from the first of the cache to behind its last
+    pointers = torch.tensor([cache.data_ptr() + 4 * (end - 1)])
+
+    with guarded():
+        copy_kernel[(1,)](cache[1], target, 16, 32, True, True)
+        pointer_kernel[(1,)](pointers, target, 1, 2)
+        faults = [
+            _fault(lambda: copy_kernel[(1,)](cache, target, end + 1, 256, True, True)),
+            _fault(lambda: pointer_kernel[(1,)](pointers, target, 2, 2)),
+        ]
+
+    assert ["a load leaves every tensor of the launch in 1 active lane" in str(fault) for fault in faults] == [True] * 2
+
+
+def test_what_surrounds_a_view_is_foreign_and_the_message_says_what_to_do() -> None:
+    (source, buffer), target = _part_of_a_buffer(), torch.zeros(16)
+
+    with guarded():
+        copy_kernel[(1,)](buffer, target, 9, 16, True, True)
+        surrounding = _fault(lambda: copy_kernel[(1,)](source, target, 9, 16, True, True))
+        outside = _fault(lambda: copy_kernel[(1,)](target[:5].clone(), target, 6, 16, True, True))
+
+    assert "give the kernel the whole tensor" in str(surrounding)
+    assert "whole tensor" not in str(outside)
+
+
+def test_an_overflow_says_how_many_lanes_and_what_to_do() -> None:
+    source, target = torch.arange(8.0), torch.zeros(4)
+    factors = torch.tensor([1, 3, 2**31 - 1, 2**31 - 1], dtype=torch.int32)
+
+    with guarded():
+        masked_products_kernel[(1,)](source, factors.clamp(max=2), target, 2, 2, 4)
+        fault = _fault(lambda: masked_products_kernel[(1,)](source, factors, target, 2, 2, 4))
+
+    assert target.tolist() == [2, 4, 0, 0]
+    assert isinstance(fault, KernelFault)
+    assert fault.kind == "overflow"
+    assert f"test_guard.py:{_line_of(masked_products_kernel, 'the products')}: int32 overflow" in str(fault)
+    assert "in 2 of 4 lanes" in str(fault)
+    assert "leave 'huge' out of `padding`" in str(fault)
+    assert "tl.mul(..., sanitize_overflow=False)" in str(fault)
+
+
 def test_the_interpreter_is_as_before_after_a_fault() -> None:
     from triton.runtime import interpreter
 
     before = {
-        name: getattr(interpreter.InterpreterBuilder, name) for name in ("create_masked_load", "create_atomic_rmw")
+        name: getattr(interpreter.InterpreterBuilder, name)
+        for name in ("create_masked_load", "create_atomic_rmw", "create_assert")
     }
     options = interpreter.interpreter_builder.options
     with guarded():
