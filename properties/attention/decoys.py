@@ -21,6 +21,8 @@ from properties.attention.scene import Scene
 # A decoy "fits" when the output is as near to it as a correct output is to the oracle, with room for its
 # own limits.
 FIT_FACTOR = 2.0
+CLOSER = 0.5
+"""What is not closer to the output than so many times the right answer is no explanation."""
 NEAR = 10.0
 """What is so many limits away from the output is no hint."""
 MOST_TOLD = 4
@@ -56,12 +58,15 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected) -> s
     if bool((actual == 0).all()):
         return "the output is zero everywhere"
     limit_TH = FIT_FACTOR * expected.max_limit_TH
+    away = float((actual - expected.oracle.out_THD).abs().nan_to_num(nan=torch.inf).max())
     nearest, nearest_excess = "", torch.inf
     fits: list[tuple[str, float]] = []
     for name, reading in _decoys(scene, row):
         decoy = _read(scene, row, reading)
         same_nan = decoy.isnan() & actual.isnan()
         errors_TH = (actual - decoy).abs().masked_fill(same_nan, 0.0).nan_to_num(nan=torch.inf).amax(2)
+        if float(errors_TH.max()) > CLOSER * away:
+            continue  # it explains nothing: the right answer is as near
         if bool((errors_TH <= limit_TH).all()):
             fits.append((name, float(errors_TH.max())))
         excess = float((errors_TH / limit_TH.clamp_min(1e-300)).max())

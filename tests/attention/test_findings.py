@@ -194,3 +194,19 @@ def test_ids_behind_the_last_block_are_told() -> None:
     assert "row 0: 6 tokens in blocks 5 2 (behind them in its table 0 -1); row 1: 4 tokens in blocks 1 (" in in_words(
         msgspec.structs.replace(BATCH, rows=rows)
     )
+
+
+class Slanted(PlainTorch):
+    """A little wrong everywhere: by more than the limit, and by less than any known mistake of these inputs."""
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        answer = super()._read(pool, batch)
+        return Output(answer.out + 0.02, answer.lse)
+
+
+def test_what_is_no_nearer_than_the_right_answer_explains_nothing() -> None:
+    even = msgspec.structs.replace(BATCH, values="equal", poison_k="zero", poison_v="zero", dtype="float16")
+
+    message = judge(Slanted(), even).findings[0].message
+
+    assert "no known mistake gives this output, or one near it" in message
