@@ -201,11 +201,13 @@ class Slanted(PlainTorch):
 
     def _read(self, pool: Pool, batch: Batch) -> Output:
         answer = super()._read(pool, batch)
-        return Output(answer.out + 0.02, answer.lse)
+        return Output(answer.out + 0.004, answer.lse)
 
 
 def test_what_is_no_nearer_than_the_right_answer_explains_nothing() -> None:
-    even = msgspec.structs.replace(BATCH, values="equal", poison_k="zero", poison_v="zero", dtype="float16")
+    row = Row(key=0, context_len=60, table=tuple(range(15)))
+    plain = {"values": "equal", "poison_k": "zero", "poison_v": "zero", "dtype": "float16"}
+    even = msgspec.structs.replace(BATCH, rows=(row,), num_blocks=16, **plain)
 
     message = judge(Slanted(), even).findings[0].message
 
