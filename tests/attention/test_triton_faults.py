@@ -7,11 +7,13 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("these kernels are meant for the interpreter", allow_module_level=True)
 
+from typing import Literal
+
 from msgspec.structs import replace
 
-from properties.attention.cases import ReadCase, Row, StoreCase
+from properties.attention.cases import CopyCase, ReadCase, Row, StoreCase
 from properties.attention.judges import judge
-from tests.attention.triton_faults import SmallTriton
+from tests.attention.triton_faults import CopyByAddress, PassesOn, SmallTriton
 
 CASE = ReadCase(
     operation="decode",
@@ -77,3 +79,50 @@ def test_a_store_kernel_that_needs_a_power_of_two_is_caught() -> None:
     assert right.findings == []
     assert [finding.property for finding in findings] == ["CRASH-1"]
     assert "power of 2" in findings[0].message
+
+
+COPY = CopyCase(pairs=((5, 2), (0, 7)), num_layers=3, num_blocks=8, block_size=4, num_kv_heads=2)
+
+
+def test_a_copy_that_is_told_addresses_is_right() -> None:
+    verdict = judge(CopyByAddress(), COPY)
+
+    assert verdict.findings == []
+    assert verdict.judged["COW-2"] == 1
+
+
+def test_a_copy_that_is_told_addresses_and_leaves_the_caches_is_caught() -> None:
+    """The last block is written, so that what is too much lies behind the cache."""
+    findings = judge(CopyByAddress(excess=4), replace(COPY, pairs=((0, 7),))).findings
+
+    assert [finding.property for finding in findings] == ["CRASH-1"]
+    assert (
+        "a store leaves every tensor of the launch in 4 active lanes, the first 0 bytes behind" in findings[0].message
+    )
+
+
+@pytest.mark.parametrize("way", ["tuple", "reinterpreted", "descriptor"])
+def test_kernels_that_get_their_tensors_in_other_ways_are_right(
+    way: Literal["tuple", "reinterpreted", "descriptor"],
+) -> None:
+    assert judge(PassesOn(way=way), CASE).findings == []
+
+
+@pytest.mark.parametrize("way", ["tuple", "reinterpreted", "descriptor"])
+def test_an_overrun_of_such_a_kernel_is_caught(way: Literal["tuple", "reinterpreted", "descriptor"]) -> None:
+    findings = judge(PassesOn(way=way, excess=4), CASE).findings
+
+    assert [finding.property for finding in findings] == ["READ-2"]
+    assert "a load leaves every tensor of the launch in 4 active lanes, the first 0 bytes behind" in findings[0].message
+
+
+def test_an_overflow_in_masked_lanes_is_found_unless_the_target_says_what_its_tables_hold() -> None:
+    """The whole row of the table is loaded, its padding too, and multiplied in 32 bits; the loads of tokens are masked."""
+    target = SmallTriton(mask_table=False, wide_offsets=False)
+    findings = judge(target, replace(CASE, padding="huge")).findings
+    target.capabilities = replace(target.capabilities, padding=("minus_one", "beyond", "foreign", "zero"))
+
+    assert [finding.property for finding in findings] == ["READ-3"]
+    assert "may leave 'huge' out of `padding` in its capabilities" in findings[0].message
+    for padding in target.capabilities.padding:
+        assert judge(target, replace(CASE, padding=padding)).findings == []

@@ -1,9 +1,11 @@
-"""A small Triton decode kernel with switches for the bugs that such kernels have had, and a store kernel with one.
+"""A small Triton decode kernel with switches for the bugs that such kernels have had, a store kernel with one, and
+kernels that are handed their tensors in other ways than as arguments.
 
 Partition j of row s, head h holds softmax(q k^T) v over its range of tokens, and its log-sum-exp; the merge is done
 by a second kernel. With every switch off the pair is correct.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from properties.attention.capabilities import AttentionCapabilities
 from properties.attention.target import Batch, Output, Pool
@@ -97,6 +100,28 @@ def store_kernel(key_ptr, value_ptr, k_ptr, v_ptr, slots_ptr, stride_token, D: t
     tl.store(v_ptr + slot * D + dim, tl.load(value_ptr + token * stride_token + dim))
 
 
+@triton.jit
+def copy_kernel(address_ptr, pair_ptr, count, num_bytes, SIZE: tl.constexpr):
+    """As in vLLM and SGLang: one launch copies a block in the caches of all layers, told where they begin."""
+    cache = tl.load(address_ptr + tl.program_id(0)).to(tl.pointer_type(tl.uint8))
+    source, destination = tl.load(pair_ptr), tl.load(pair_ptr + 1)
+    for start in range(0, count, SIZE):
+        byte = start + tl.arange(0, SIZE)
+        value = tl.load(cache + source * num_bytes + byte, mask=byte < count)
+        tl.store(cache + destination * num_bytes + byte, value, mask=byte < count)
+
+
+@triton.jit
+def pass_on_kernel(both, count, SIZE: tl.constexpr):
+    lane = tl.arange(0, SIZE)
+    tl.store(both[1] + lane, tl.load(both[0] + lane, mask=lane < count), mask=lane < count)
+
+
+@triton.jit
+def pass_on_tile_kernel(source, target):
+    target.store([0, 0], source.load([0, 0]))
+
+
 CAPABILITIES = AttentionCapabilities(dtypes=("float32",), num_splits=True, max_context=40, reads_only_owned=True)
 
 
@@ -134,3 +159,45 @@ class SmallTriton:
         cache = pool.flash_views()
         elements = keys.shape[1] * keys.shape[2]
         store_kernel[(keys.shape[0],)](keys, values, *cache, slot_mapping, keys.stride(0), elements)
+
+
+@dataclass
+class CopyByAddress(SmallTriton):
+    """Copies blocks in all caches by one launch a pair, which gets their addresses in a tensor of integers. `excess`:
+    bytes too many, which is a bug.
+    """
+
+    excess: int = 0
+
+    def copy_blocks(self, pools: Sequence[Pool], pairs: Sequence[tuple[int, int]]) -> None:
+        caches = [cache for pool in pools for cache in (pool.key_cache, pool.value_cache)]
+        addresses = torch.tensor([cache.data_ptr() for cache in caches])
+        num_bytes = caches[0][0].numel() * caches[0].element_size()
+        for pair in pairs:
+            copy_kernel[(len(caches),)](addresses, torch.tensor(pair), num_bytes + self.excess, num_bytes, 64)
+
+
+@dataclass
+class PassesOn(SmallTriton):
+    """Hands the output of the decode kernels through one more kernel, in a tuple, reinterpreted or by a descriptor.
+    `excess`: elements too many, which is a bug.
+    """
+
+    way: Literal["tuple", "reinterpreted", "descriptor"] = "tuple"
+    excess: int = 0
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        source = super().decode(pool, batch).out.reshape(1, -1)
+        count, spare = source.numel(), torch.zeros(1, 64)
+        source = torch.cat([source, spare], 1)[:, :count]  # what is behind it is memory of this process
+        target = torch.cat([torch.empty_like(source), spare], 1)
+        size, claimed = triton.next_power_of_2(count + self.excess), count + self.excess
+        if self.way == "descriptor":
+            tiles = [TensorDescriptor(part, [1, claimed], [claimed, 1], [1, size]) for part in (source, target)]
+            pass_on_tile_kernel[(1,)](*tiles)
+        else:
+            both = (source, target)
+            if self.way == "reinterpreted":
+                both = tuple(triton.reinterpret(part, tl.int32) for part in both)
+            pass_on_kernel[(1,)](both, claimed, size)
+        return Output(target[:, :count].reshape(batch.q.shape))
