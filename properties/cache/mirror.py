@@ -20,8 +20,8 @@ from properties.cache.operations import CacheGeometry
 class Mirror:
     """The expected content of the device and the host pools: `[2, L, S, G, D]`, keys first, on the CPU.
 
-    `poisoned[slot]`: it holds poison. `tainted[slot]`: it was found to hold something else than expected, and reported; what
-    is read from it is a consequence.
+    `poisoned[slot]`: it holds poison. `cleared[slot]`: it held poison, and the target has put zeros into some of it since.
+    `tainted[slot]`: it was found to hold something else than expected, and reported; what is read from it is a consequence.
     """
 
     def __init__(self, geometry: CacheGeometry) -> None:
@@ -40,7 +40,7 @@ class Mirror:
             tensor[0], tensor[1] = self.poison
         num_slots = geometry.num_blocks * geometry.block_size
         self.poisoned = torch.ones(num_slots, dtype=torch.bool)
-        self.tainted = torch.zeros(num_slots, dtype=torch.bool)
+        self.cleared, self.tainted = (torch.zeros(num_slots, dtype=torch.bool) for _ in range(2))
 
     @property
     def device(self) -> Tensor:
@@ -53,19 +53,31 @@ class Mirror:
         if dst_space == "device":
             same = src_space == "device"
             self.poisoned[dst] = self.poisoned[src] if same else False
+            self.cleared[dst] = self.cleared[src] if same else False
             self.tainted[dst] = self.tainted[src] if same else False
 
     def fill(self, slots: Tensor) -> None:
         """Poison in these slots."""
         self.device[0][:, slots], self.device[1][:, slots] = self.poison
         self.poisoned[slots] = True
-        self.tainted[slots] = False
+        self.cleared[slots] = self.tainted[slots] = False
+
+    def written(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Tokens of a sequence lie in these slots of a layer from now on."""
+        self.device[0, layer, slots], self.device[1, layer, slots] = keys, values
+        self.poisoned[slots] = self.cleared[slots] = self.tainted[slots] = False
+
+    def clear(self, layer: int, kind: int, actual: Tensor, slots: Tensor) -> None:
+        """The zeros that were found in these slots are expected from now on; nothing was wrong with them."""
+        self.device[kind, layer, slots] = actual[slots]
+        self.poisoned[slots] = False
+        self.cleared[slots] = True
 
     def adopt(self, layer: int, kind: int, actual: Tensor, slots: Tensor) -> None:
         """What was found in these slots is expected from now on, and taints them: it was reported once."""
         self.device[kind, layer, slots] = actual[slots]
         self.tainted[slots] = True
-        self.poisoned[slots] = False
+        self.poisoned[slots] = self.cleared[slots] = False
 
 
 def contents_of(pool: Pool) -> tuple[Tensor, Tensor]:
@@ -87,6 +99,12 @@ def fill_slots(pool: Pool, slots: Tensor, values: Sequence[Tensor | float]) -> N
             cache[blocks, :, offsets] = number
         else:
             cache[blocks, :, :, offsets] = number
+
+
+def only_zeros_came(actual: Tensor, expected: Tensor) -> Tensor:
+    """Of each slot of `[N, G, D]`: whether every element that is not as expected is zero now, `[N]`."""
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    return (same | (actual == 0)).flatten(1).all(1)
 
 
 def slots_that_differ(actual: Tensor, expected: Tensor) -> Tensor:

@@ -165,15 +165,18 @@ class Reads:
         self, layer: int, parts: Sequence[Part], part: Part, padding: int, *, strided: bool, clean: Sequence[int] = ()
     ) -> bool:
         """Whether the row is right in another call; `clean` are the kinds (0 keys, 1 values) without poison."""
-        mirror, pool = self.tensors.mirror, self.tensors.pools[layer] if clean else None
-        unowned = self.tensors.poisoned_slots()
+        pool = self.tensors.pools[layer] if clean else None
+        before = [cache.clone() for cache in (pool.key_cache, pool.value_cache)] if pool is not None else []
         if pool is not None:
-            fill_slots(pool, unowned, [0.0 if kind in clean else mirror.poison[kind] for kind in (0, 1)])
+            poison = self.tensors.mirror.poison
+            numbers = [0.0 if kind in clean else poison[kind] for kind in (0, 1)]
+            fill_slots(pool, self.tensors.poisoned_slots(), numbers)
         try:
             out = self._read(layer, parts, padding, strided=strided)[list(parts).index(part)]
         finally:
             if pool is not None:
-                fill_slots(pool, unowned, mirror.poison)
+                pool.key_cache.copy_(before[0])
+                pool.value_cache.copy_(before[1])
         return compare(out, self._expect(layer, part)).passed
 
     def _clue(self, layer: int, part: Part, out: Tensor) -> str:

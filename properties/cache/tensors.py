@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,8 @@ from properties.attention.buffers import PoolMemory
 from properties.attention.execute import Fault, Refused, execute, protection, uninitialised_memory_filled
 from properties.blocks.probe import Crashed, Probe
 from properties.blocks.state import State
-from properties.cache.mirror import Mirror, contents_of, fill_slots, slots_that_differ
+from properties.cache.ahead import Ahead
+from properties.cache.mirror import Mirror, contents_of, fill_slots, only_zeros_came, slots_that_differ
 from properties.cache.operations import CacheGeometry
 from properties.cache.payload import Payload
 from properties.cache.pools import KINDS, shown_pools
@@ -58,6 +59,7 @@ class Tensors:
         self.probe, self.state, self.geometry = probe, state, geometry
         self.payload = Payload(geometry, state.runs)
         self.mirror = Mirror(geometry)
+        self.ahead = Ahead(geometry.num_layers)
         dtype = self.mirror.device.dtype
         self.pools = shown_pools(probe.target, geometry, dtype) if "pools" in probe.offers else []
         self._usable = torch.zeros_like(self.mirror.poisoned)
@@ -128,9 +130,8 @@ class Tensors:
         for part in parts:
             slots = torch.tensor(part.seq.slots[part.start : part.stop])
             keys, values, _ = self.payload.split(self.payload.fused(part.seq.runs[part.start : part.stop], layer))
-            self.mirror.device[0, layer, slots], self.mirror.device[1, layer, slots] = keys, values
-            self.mirror.poisoned[slots] = False
-            self.mirror.tainted[slots] = False
+            self.mirror.written(layer, slots, keys, values)
+        self.ahead.written(layer)
 
     def _report_store(self, layer: int, kind: str, slots: list[int], listed: set[int], padding: int) -> None:
         size, last = self.state.block_size, self.state.shadow.num_slots - 1
@@ -178,10 +179,10 @@ class Tensors:
         arrived = self._arrived(copies)
         behind = torch.zeros_like(self.mirror.poisoned)
         behind[sorted(arrived)] = True
-        behind &= self.mirror.poisoned  # a copy may leave out what lies behind the tokens
+        behind &= self.mirror.poisoned | self.mirror.cleared  # a copy may leave out what lies behind the tokens
         wrong: dict[tuple[int, str], list[int]] = {}
         for layer in range(self.geometry.num_layers):
-            for kind, slots in self._different([layer], ignore=behind):
+            for kind, slots in self._different([layer], ignore=behind, due=arrived):
                 wrong[layer, kind] = slots
         missed = {where: [s for s in slots if s in arrived] for where, slots in wrong.items() if arrived & set(slots)}
         if missed:
@@ -221,8 +222,13 @@ class Tensors:
 
     # ---- every byte, and poison
 
-    def _different(self, layers: Sequence[int], ignore: Tensor | None = None) -> list[tuple[str, list[int]]]:
-        """(keys or values, slots) that are not as expected; they are taken as they are from now on."""
+    def _different(
+        self, layers: Sequence[int], ignore: Tensor | None = None, due: Collection[int] = ()
+    ) -> list[tuple[str, list[int]]]:
+        """(keys or values, slots) that are not as expected; they are taken as they are from now on.
+
+        Not among them: what is to be ignored, and zeros in slots that hold nothing for anybody, unless a copy is due there.
+        """
         found = []
         for layer in layers if self.pools else ():
             for kind, actual in enumerate(contents_of(self.pools[layer])):
@@ -233,10 +239,38 @@ class Tensors:
                     self.mirror.device[kind, layer, quiet] = actual[quiet]
                     self.mirror.poisoned[quiet] = False
                     slots = slots[~ignore[slots]]
+                slots = self._without_cleared(layer, kind, actual, slots, due)
                 if len(slots):
                     self.mirror.adopt(layer, kind, actual, slots)
                     found.append((KINDS[kind], slots.tolist()))
         return found
+
+    def _without_cleared(self, layer: int, kind: int, actual: Tensor, slots: Tensor, due: Collection[int]) -> Tensor:
+        """The slots but those that the target may have cleared, for safety's sake: all zeros, and nobody's content."""
+        if not len(slots):
+            return slots
+        zeros = only_zeros_came(actual[slots], self.mirror.device[kind, layer, slots])
+        if not bool(zeros.any()):
+            return slots
+        kept = self._holds_content(layer)
+        kept[list(due)] = True
+        cleared = zeros & ~kept[slots]
+        self.mirror.clear(layer, kind, actual, slots[cleared])
+        return slots[~cleared]
+
+    def _holds_content(self, layer: int) -> Tensor:
+        """The slots whose content of a layer somebody needs, asked of the target now: it may be in the middle of a step."""
+        state, probe = self.state, self.probe
+        slots: list[int] = []
+        for seq in state.live.values():
+            stop = self.ahead.first_unwritten(seq.name, layer, seq.computed)
+            slots += probe.slots(seq.name, seq.slots)[:stop]
+        size = state.block_size
+        cached = probe.ids("cached_blocks") if "cached_blocks" in probe.offers else ()
+        slots += [block * size + offset for block in cached for offset in range(size)]
+        kept = torch.zeros_like(self._usable)
+        kept[[slot for slot in slots if 0 <= slot < len(kept)]] = True
+        return kept
 
     def judge_quiet(self, live: Sequence[LiveSequence]) -> None:
         """Nothing may have changed since the last look but what was judged."""
@@ -264,8 +298,8 @@ class Tensors:
         self._poison(unowned.nonzero().flatten())
 
     def poisoned_slots(self) -> Tensor:
-        """The slots that hold poison now."""
-        return (self.mirror.poisoned & self._usable).nonzero().flatten()
+        """The slots that hold poison now, or zeros of the target in its place."""
+        return ((self.mirror.poisoned | self.mirror.cleared) & self._usable).nonzero().flatten()
 
     def poison_before_write(self, parts: Sequence[Part], live: Sequence[LiveSequence]) -> None:
         """Where a target does not say what is cached: poison in what its sequences are about to write, tails included."""

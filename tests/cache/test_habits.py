@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paged_ref.layouts import Layout
 from properties.attention.target import Pool
-from properties.blocks.operations import Admit, Append, Fork
+from properties.blocks.operations import Admit, Append, Fork, Free
 from properties.cache.operations import CacheGeometry
 from properties.cache.protocol import Row
 from properties.drive import drive
@@ -25,6 +25,7 @@ from tests.cache.sharing_cache import SharingCache
 SPEC = spec_of("cache")
 GEOMETRY = CacheGeometry(block_size=2, num_blocks=4, num_layers=2, num_kv_heads=1, dtype="float16")
 FLOAT32 = msgspec.structs.replace(GEOMETRY, dtype="float32")
+FLOAT32_8 = msgspec.structs.replace(FLOAT32, num_blocks=8)
 
 
 # ---- pools that are not those that open was asked for
@@ -157,3 +158,222 @@ def test_a_copy_that_is_not_made_is_still_a_finding() -> None:
     assert run_trace(SPEC, Forgets, FLOAT32, steps).broke("COW-2")
     assert run_trace(SPEC, Hides, FLOAT32, steps).broke("CONTENT-1")
     assert run_trace(SPEC, SharingCache, FLOAT32, steps).breaches == []
+
+
+# ---- zeros in slots that hold nothing for anybody
+
+
+class ClearsWhatIsReleased(SharingCache):
+    """A block that no lookup can find is cleared as soon as nobody holds it."""
+
+    def released(self, block: int) -> None:
+        if block not in self.found.values():
+            self.kv[:, :, block] = 0
+
+
+class ClearsWhatItTakes(SharingCache):
+    def taken(self, block: int) -> None:
+        self.kv[:, :, block] = 0
+
+
+class ClearsInTheWrite(SharingCache):
+    """The rest of a block is cleared as its first token is written, layer by layer."""
+
+    def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        super().write(layer, rows, keys, values)
+        for name, _, stop in rows:
+            rest = self.slots(name)[stop:]
+            self.flat(layer)[:, list(rest)] = 0
+
+
+class ClearsEveryLayerInTheFirst(ClearsInTheWrite):
+    """Slots of later layers, which this very step fills, are cleared too."""
+
+    def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        for name, start, _ in rows if layer == 0 else ():
+            for other in range(self.config.num_layers):
+                self.flat(other)[:, list(self.slots(name)[start:])] = 0
+        super().write(layer, rows, keys, values)
+
+
+class Compacts(ClearsWhatIsReleased):
+    """The highest block moves into the lowest hole when a sequence ends; where it lay is cleared."""
+
+    fork = None  # type: ignore[assignment]
+    cached_blocks = None  # type: ignore[assignment]
+    capabilities = msgspec.structs.replace(
+        SharingCache.capabilities, prefix_cache=False, cached_overlaps_free=False, block_sizes=(1, 2)
+    )
+
+    def commit(self, rows: Sequence[Row]) -> None:
+        """Nothing is published."""
+
+    def free(self, name: str) -> None:
+        super().free(name)
+        tables = [held.table for held in self.held.values()]
+        high, hole = max((block for table in tables for block in table), default=-1), min(self.free_list, default=0)
+        if hole < high:
+            self.free_list.remove(hole)
+            self.refs[hole] = 1
+            self.copy(high, hole)
+            self.performed.append(Copy(high, hole))
+            table = next(table for table in tables if high in table)
+            table[table.index(high)] = hole
+            self.release(high)
+
+
+HABITS = (ClearsWhatIsReleased, ClearsWhatItTakes, ClearsInTheWrite, ClearsEveryLayerInTheFirst, Compacts)
+
+
+def hides(target: type[SharingCache], *names: str) -> type[SharingCache]:
+    """The same cache without some of its optional methods."""
+    return type(f"{target.__name__}WithLess", (target,), dict.fromkeys(names))
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_clearing_what_nobody_needs_is_no_finding(habit: type[SharingCache]) -> None:
+    clean(habit, a_freed_block_was_reused=50)
+
+
+@pytest.mark.parametrize("habit", [ClearsWhatIsReleased, ClearsWhatItTakes])
+def test_nor_is_it_where_nobody_says_what_is_cached(habit: type[SharingCache]) -> None:
+    clean(hides(habit, "cached_blocks"), 10, a_freed_block_was_reused=20)
+
+
+def two_sequences(*then: Any) -> tuple[Any, ...]:
+    """B holds three tokens in blocks 1 and 2, A one; then something happens."""
+    return (Admit("A", (9,)), Admit("B", (1, 2, 3)), *then)
+
+
+class ClearsASlotTooMany(ClearsWhatIsReleased):
+    """The first of the block behind goes with it."""
+
+    def released(self, block: int) -> None:
+        super().released(block)
+        self.kv[:, :, (block + 1) % self.config.num_blocks, 0] = 0
+
+
+class ClearsKeysOfALayerTooMany(ClearsWhatIsReleased):
+    def released(self, block: int) -> None:
+        super().released(block)
+        self.kv[-1, 0, block + 1, 0] = 0
+
+
+class ClearsWhatIsCached(SharingCache):
+    def released(self, block: int) -> None:
+        self.kv[:, :, block] = 0
+
+
+class ClearsOneSlotOfWhatIsCached(SharingCache):
+    def released(self, block: int) -> None:
+        self.kv[-1, 1, block, -1] = 0
+
+
+class ClearsItsOwnBlock(SharingCache):
+    """Also what lies before the token that is written."""
+
+    def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        for name, start, _ in rows:
+            self.kv[layer, :, self.table(name)[start // self.size]] = 0
+        super().write(layer, rows, keys, values)
+
+
+class ClearsWhatItWrote(SharingCache):
+    def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        super().write(layer, rows, keys, values)
+        self.flat(layer)[1, self.slots(rows[-1].name)[rows[-1].stop - 1]] = 0
+
+
+class ClearsAfterTheCopy(SharingCache):
+    def copy(self, src: int, dst: int) -> None:
+        self.kv[:, :, dst] = 0
+
+
+class ClearsTheValuesOfACopy(ClearsWhatItTakes):
+    """As if only keys were copied."""
+
+    def copy(self, src: int, dst: int) -> None:
+        self.kv[:, 0, dst] = self.kv[:, 0, src]
+
+
+class Scribbles(SharingCache):
+    """Something else than zeros, in a slot that nobody holds."""
+
+    def released(self, block: int) -> None:
+        self.kv[:, :, block] = 0
+        self.kv[0, 0, block, 0, 0, 0] = 1.0
+
+
+class ClearsTheOtherLayer(SharingCache):
+    """What an earlier step wrote in the layer that is written next."""
+
+    def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        super().write(layer, rows, keys, values)
+        if layer == 0 and rows[0].start:
+            self.flat(1)[:, self.slots(rows[0].name)[0]] = 0
+
+
+FORKED = (Fork("B", "C"), Append("C", (4,)))
+FOLLOWERS = (Admit("C", (1, 2, 3)), Admit("D", (1, 2, 7)))
+
+
+@pytest.mark.parametrize(
+    ("target", "steps", "clause"),
+    [
+        (ClearsASlotTooMany, two_sequences(Free("A")), "CONTENT-1"),
+        (ClearsKeysOfALayerTooMany, two_sequences(Free("A")), "CONTENT-1"),
+        (ClearsWhatIsCached, two_sequences(Free("B")), "STORE-1"),
+        (ClearsOneSlotOfWhatIsCached, two_sequences(Free("B")), "STORE-1"),
+        (ClearsItsOwnBlock, two_sequences(Append("A", (8,))), "STORE-1"),
+        (ClearsWhatItWrote, two_sequences(), "STORE-1"),
+        (ClearsTheOtherLayer, two_sequences(Append("B", (4,))), "STORE-1"),
+        (ClearsAfterTheCopy, two_sequences(*FORKED), "COW-2"),
+        (ClearsTheValuesOfACopy, two_sequences(*FORKED), "COW-2"),
+        (Scribbles, two_sequences(Free("A")), "STORE-1"),
+        (hides(ClearsWhatIsCached, "cached_blocks"), two_sequences(Free("B"), *FOLLOWERS), "READ-1"),
+    ],
+)
+def test_zeros_where_somebody_needs_something_else_are_a_finding(
+    target: type[SharingCache], steps: Sequence[Any], clause: str
+) -> None:
+    assert run_trace(SPEC, SharingCache, FLOAT32_8, steps).breaches == []
+
+    verdict = run_trace(SPEC, target, FLOAT32_8, steps)
+
+    assert verdict.adapter is None
+    assert clause in {breach.property for breach in verdict.breaches}
+
+
+@pytest.mark.parametrize("habit", [ClearsWhatIsReleased, ClearsWhatItTakes, ClearsInTheWrite])
+def test_poison_comes_back_where_zeros_were_put(habit: type[SharingCache]) -> None:
+    """A read that lets the rest of the last block in is still told to depend on what nobody owns."""
+
+    class Leaks(habit):  # type: ignore[misc, valid-type]
+        def read(self, layer: int, rows: Sequence[Row], queries: Tensor) -> Tensor:
+            out: Tensor = super().read(layer, rows, queries)
+            rest = self.slots(rows[-1].name)[rows[-1].stop :]
+            return out + 0 * self.flat(layer)[1, list(rest)].sum()
+
+    steps = two_sequences(Free("A"), Append("B", (4,)), Append("B", (5,)))
+    verdict = run_trace(SPEC, Leaks, FLOAT32_8, steps)
+
+    assert [breach.property for breach in verdict.breaches] == ["READ-2"]
+    assert "It is right where the values of slots that no sequence owns are zero" in verdict.message("READ-2")
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_after_a_step_every_slot_that_nobody_owns_holds_poison(habit: type[SharingCache]) -> None:
+    made: list[SharingCache] = []
+
+    def make() -> SharingCache:
+        made.append(habit())
+        return made[0]
+
+    verdict = run_trace(SPEC, make, FLOAT32_8, two_sequences(Append("B", (4, 5)), Free("A")))
+    held = {slot for seq in verdict.state.live.values() for slot in seq.slots[: seq.computed]}
+    held |= {block * 2 + offset for block in verdict.state.cached or () for offset in range(2)}
+    poisoned = made[0].kv.isnan().flatten(4).all(4).all(1).all(0).flatten()
+
+    assert verdict.breaches == []
+    assert len(held) >= 5
+    assert set(poisoned.nonzero().flatten().tolist()) == set(range(16)) - held
