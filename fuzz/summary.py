@@ -14,6 +14,7 @@ from fuzz.output import hint, on_device
 from fuzz.story import Group, breaches_before, grouped, tell, what_is_known
 from fuzz.values import plain_seconds
 from properties.contract import clause
+from properties.ledger import not_met
 from properties.wording import counted
 
 
@@ -129,10 +130,7 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
 def _print_expired(campaign: Campaign, console: Console) -> None:
     judged = {run.name for run in campaign.runs.values() if run.tally.began}
     for entry in campaign.ledger.expired(judged):
-        plain(
-            console,
-            f"known failure not met: {entry.target} {entry.property} ({entry.note}). Is it fixed? Then remove its entry",
-        )
+        plain(console, not_met(entry))
 
 
 def _closing(campaign: Campaign) -> list[str]:

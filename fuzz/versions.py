@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -21,6 +22,10 @@ DISTRIBUTIONS = {
     "lmdeploy": "lmdeploy",
 }
 """Which distribution a built-in target tests; an adapter of somebody else's may say so in `distribution`."""
+
+
+BESIDE = " (beside it)"
+"""How a library is noted that the target uses and does not test."""
 
 
 def installed(distribution: str) -> str | None:
@@ -42,10 +47,12 @@ def versions_of(target: str, adapter: Any = None) -> dict[str, str]:
     """Versions to note in a case."""
     names = ["pagefault", *filter(None, [distribution_of(target, adapter)])]
     found = {name: installed(name) or "not installed" for name in names}
-    return {"python": platform.python_version(), **found}
+    used = [name for name in ("torch", "triton") if name in sys.modules and name not in found]
+    beside = {f"{name}{BESIDE}": installed(name) or "not installed" for name in used}
+    return {"python": platform.python_version(), **found, **beside}
 
 
 def version_under_test(target: str, versions: dict[str, str]) -> str:
     """The version of the implementation itself, without the local part ("2.13.0", not "2.13.0+cpu")."""
-    named = [value for key, value in versions.items() if key not in ("python", "pagefault")]
+    named = [v for key, v in versions.items() if key not in ("python", "pagefault") and not key.endswith(BESIDE)]
     return (named or [versions.get("pagefault", "")])[0].partition("+")[0]

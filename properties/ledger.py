@@ -30,6 +30,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     note: str = ""
 
 
+def not_met(entry: Entry) -> str:
+    """What is said of an entry that nothing matched."""
+    return f"known failure not met: {entry.target} {entry.property} ({entry.note}). Is it fixed? Then remove its entry"
+
+
 class Ledger:
     """The entries of one file. `matches` counts how often each was met, so that an entry that never is can be announced."""
 

@@ -20,7 +20,7 @@ from properties.contract import CLAUSES, UsageError, clause
 from properties.effort import ON_DEVICES, effort_for
 from properties.elsewhere import judge_elsewhere, shapes_elsewhere
 from properties.judging import Results, applicable_clauses, judge_target, read_corpus
-from properties.ledger import Ledger, read_ledger
+from properties.ledger import Ledger, not_met, read_ledger
 from properties.levels import clauses_of
 from properties.machine import PROFILES, register_profiles
 from properties.targets import Target, Unavailable, load
@@ -230,6 +230,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             continue
         for line in summary(results):
             terminalreporter.line(line)
+    judged = {name for name, results in session.results.items() if not isinstance(results, Unavailable)}
+    for entry in session.ledger.expired(judged):
+        terminalreporter.line(not_met(entry))
 
 
 def summary(results: Results) -> list[str]:

@@ -100,6 +100,20 @@ def test_a_resumed_campaign_keeps_its_ledger(tmp_path: Path) -> None:
     assert f"the ledger that the campaign was started with, {mine}, is gone" in gone.err
 
 
+def test_pytest_announces_what_was_not_met(tmp_path: Path) -> None:
+    target = tmp_path / "mine.py"
+    target.write_text("from tests.targets.zoo import Sound\n")
+    path = _file(tmp_path / "l.json", {**ENTRY, "target": "mine.py:Sound", "note": "long mended"})
+
+    done = pagefault("test", "-t", "mine.py:Sound", "--known-failures", path, "--", "-k", "alloc", cwd=tmp_path)
+
+    assert done.code == 0, done.out + done.err
+    words = (
+        f"known failure not met: mine.py:Sound {ENTRY['property']} (long mended). Is it fixed? Then remove its entry"
+    )
+    assert words in done.out
+
+
 def test_a_file_target_is_met_however_it_is_spelt(tmp_path: Path) -> None:
     known = ledger.read_ledger(_file(tmp_path / "l.json", {**ENTRY, "target": "mine.py:T"}))
 
@@ -131,4 +145,10 @@ def test_versions_are_those_of_what_is_under_test() -> None:
         versions.version_under_test("torch-flex", {"python": "3", "pagefault": "1", "torch": "2.13.0+cpu"}) == "2.13.0"
     )
     assert versions.version_under_test("ours", {"python": "3", "pagefault": "0.1.0"}) == "0.1.0"
+    import torch
+
+    of_a_kernel = versions.versions_of("mine.py:Kernel")
+    assert of_a_kernel["torch (beside it)"] == torch.__version__
+    assert versions.version_under_test("mine.py:Kernel", of_a_kernel) == of_a_kernel["pagefault"]
+    assert versions.versions_of("torch-flex")["torch"] == torch.__version__
     assert versions.distribution_of("cache-ours-triton") == "pagefault"
