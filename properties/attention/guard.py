@@ -58,7 +58,8 @@ class KernelFault(Exception):
 @dataclass(frozen=True)
 class Protected:
     """Memory of a pool: [start, end) as byte addresses, and the sorted addresses of elements that may be
-    touched.
+    touched, of `element_size` bytes each: a kernel may move them in other units (bytes, or several at a time). None: all
+    accesses are as wide as an element.
     """
 
     start: int
@@ -66,6 +67,7 @@ class Protected:
     readable: Addresses
     writable: Addresses
     name: str = "the pool"
+    element_size: int | None = None
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Watch:
         for memory in self.protected:
             inside = addresses[(addresses >= memory.start) & (addresses < memory.end)]
             allowed = memory.readable if kind == "load" else memory.writable
-            bad = inside[~_contained(inside, allowed)]
+            bad = inside[~_contained(inside, width, allowed, memory.element_size or width)]
             if bad.size:
                 raise KernelFault(
                     kind,
@@ -208,11 +210,13 @@ def _extent_if_stored(tensor: Tensor) -> Extent | None:
         return None
 
 
-def _contained(values: Addresses, allowed: Addresses) -> npt.NDArray[np.bool_]:
-    if allowed.size == 0:
-        return np.zeros(values.shape, dtype=bool)
-    index = np.searchsorted(allowed, values).clip(max=allowed.size - 1)
-    return np.asarray(allowed[index] == values)
+def _contained(values: Addresses, width: int, allowed: Addresses, element_size: int) -> npt.NDArray[np.bool_]:
+    """At which addresses all `width` bytes lie in elements of `element_size` bytes at the sorted addresses `allowed`."""
+    contained = np.full(values.shape, allowed.size > 0)
+    for offset in {*range(0, width, element_size), width - 1} if allowed.size else ():
+        index = np.searchsorted(allowed, values + offset, side="right") - 1
+        contained &= (index >= 0) & (values + offset - allowed[index] < element_size)
+    return contained
 
 
 def where() -> str:

@@ -231,6 +231,30 @@ def test_an_address_within_a_tensor_gives_the_tensor_and_not_what_surrounds_it()
     assert "in 1 active lane" in str(fault)
 
 
+def test_an_address_gives_the_whole_of_the_tensor_that_begins_there() -> None:
+    (source, _buffer), target = _part_of_a_buffer(), torch.zeros(16)
+    first_two, first_four = source[:2], source[:4]
+
+    with guarded():
+        pointer_kernel[(1,)](torch.tensor([first_two.data_ptr()]), target, 8, 16)
+
+    assert target[:8].tolist() == [*range(16, 24)]
+    assert first_four.data_ptr() == source.data_ptr()
+
+
+def test_a_launch_does_not_know_what_an_earlier_one_was_told() -> None:
+    (source, buffer), target = _part_of_a_buffer(), torch.zeros(32)
+    pointers = torch.tensor([source.data_ptr()])
+
+    with guarded():
+        pointer_kernel[(1,)](pointers, target, 0, 8)  # told, but not used: no lane is active
+        fault = _fault(lambda: copy_kernel[(1,)](buffer[:16], target, 17, 32, True, True))
+        pointer_kernel[(1,)](pointers, target, 8, 8)
+        again = _fault(lambda: copy_kernel[(1,)](buffer[:16], target, 17, 32, True, True))
+
+    assert ["in 1 active lane" in str(found) for found in (fault, again)] == [True, True]
+
+
 def test_memory_that_was_given_back_is_nobodys() -> None:
     source, target = torch.ones(2**16), torch.zeros(8)
     pointers = torch.tensor([source.data_ptr()])
@@ -263,6 +287,41 @@ def test_the_pool_is_known_whatever_pointer_reaches_it_and_slots_are_still_held_
     assert target.tolist() == [*[16, 17, 18, 19, 20, 21] * 2, 0, 0, 0, 0]
     assert ["slots that no sequence owns" in str(fault) for fault in faults] == [True, True]
     assert "leaves every tensor of the launch in 1 active lane, the first 0 bytes behind" in str(behind)
+
+
+@pytest.mark.parametrize("unit", [torch.uint8, torch.int16, torch.float32, torch.int64])
+def test_slots_may_be_moved_in_units_that_are_no_elements(unit: torch.dtype) -> None:
+    pool, source = torch.zeros(8), torch.arange(8.0)
+    owned = torch.tensor([False, False, True, True, True, True, False, False])
+    writable = element_addresses(pool, owned)
+    protected = Protected(pool.data_ptr(), pool.data_ptr() + 32, writable, writable, element_size=4)
+    count, units = 16 // unit.itemsize, pool.view(unit)
+    first = units[8 // unit.itemsize :]
+
+    with guarded((protected,)):
+        copy_kernel[(1,)](source.view(unit), first, count, 32, True, True)
+        behind = _fault(lambda: copy_kernel[(1,)](source.view(unit), first, count + 1, 32, True, True))
+        before = _fault(lambda: copy_kernel[(1,)](source.view(unit), units, 1, 1, True, True))
+
+    assert pool.tolist() == [0, 0, 0, 1, 2, 3, 0, 0]
+    assert "touches 1 element of the pool that this call must not touch (slots that are not listed)" in str(behind)
+    assert "at byte 24" in str(behind)
+    assert "at byte 0" in str(before)
+
+
+def test_a_unit_that_lies_half_in_a_foreign_slot_is_a_fault() -> None:
+    pool, source = torch.zeros(8), torch.ones(8)
+    writable = element_addresses(pool, torch.tensor([True, True, True] + [False] * 5))
+    protected = Protected(pool.data_ptr(), pool.data_ptr() + 32, writable, writable, element_size=4)
+    pairs = (source.view(torch.int64), pool.view(torch.int64))
+
+    with guarded((protected,)):
+        copy_kernel[(1,)](*pairs, 1, 4, True, True)
+        fault = _fault(lambda: copy_kernel[(1,)](*pairs, 2, 4, True, True))
+
+    assert pool.tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert "touches 1 element of the pool that this call must not touch" in str(fault)
+    assert "at byte 8" in str(fault)
 
 
 @pytest.mark.parametrize("form", ["separate", "interleaved", "layered"])
