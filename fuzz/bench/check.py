@@ -97,9 +97,10 @@ class ReadCheck:
         limit = self._row_limit(tf32)
         if worst <= limit:
             return None
-        seq = token // self.case.query
+        seq, query = divmod(token, self.case.query)
+        which = f", query {query} of {self.case.query}" if self.case.query > 1 else ""
         return (
-            f"sequence {seq} (of {self.case.lengths()[seq]} tokens), query token {token}, head {head} is off by {worst:.2g} of "
+            f"sequence {seq} (of {self.case.lengths()[seq]} tokens){which}, head {head} is off by {worst:.2g} of "
             f"its norm against float64, limit {limit:.2g}"
         )
 
