@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_ref.layouts import Layout
 from properties.attention.target import Pool
 from properties.blocks.operations import Admit, Append, Fork, Free
-from properties.cache.operations import CacheGeometry
+from properties.cache.operations import BatchStep, CacheGeometry
 from properties.cache.protocol import Row
 from properties.drive import drive
 from properties.protocol import Copy
@@ -222,7 +222,35 @@ class Compacts(ClearsWhatIsReleased):
             self.release(high)
 
 
-HABITS = (ClearsWhatIsReleased, ClearsWhatItTakes, ClearsInTheWrite, ClearsEveryLayerInTheFirst, Compacts)
+class ClearsTheFirstLayerInTheWrite(ClearsInTheWrite):
+    def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        (ClearsInTheWrite if layer == 0 else SharingCache).write(self, layer, rows, keys, values)
+
+
+class HitsInsideABlock(ClearsWhatItTakes):
+    """A hit may end inside a block: that block is copied into the sequence's own."""
+
+    def allocate(self, name: str, tokens: Sequence[int]) -> int:
+        cached = super().allocate(name, tokens)
+        for key, block in self.found.items():
+            same = [a == b for a, b in zip(key, tokens[:-1], strict=False)]
+            hit = [*same, False].index(False)
+            if len(key) == cached + self.size and hit > cached:
+                own = self.table(name)[cached // self.size]
+                self.copy(block, own)
+                self.performed.append(Copy(block, own))
+                return hit
+        return cached
+
+
+HABITS = (
+    ClearsWhatIsReleased,
+    ClearsWhatItTakes,
+    ClearsInTheWrite,
+    ClearsEveryLayerInTheFirst,
+    HitsInsideABlock,
+    Compacts,
+)
 
 
 def hides(target: type[SharingCache], *names: str) -> type[SharingCache]:
@@ -243,6 +271,16 @@ def test_nor_is_it_where_nobody_says_what_is_cached(habit: type[SharingCache]) -
 def two_sequences(*then: Any) -> tuple[Any, ...]:
     """B holds three tokens in blocks 1 and 2, A one; then something happens."""
     return (Admit("A", (9,)), Admit("B", (1, 2, 3)), *then)
+
+
+def test_what_a_step_has_planned_holds_nothing_yet() -> None:
+    """A takes a block, and clears it; then C has its tail copied; then both are written."""
+    steps = two_sequences(Append("A", (8,)), Fork("B", "C"), BatchStep(("A", "C"), ((5,), (4,))))
+
+    verdict = run_trace(SPEC, ClearsWhatItTakes, FLOAT32_8, steps)
+
+    assert (verdict.adapter, verdict.breaches) == (None, [])
+    assert verdict.state.marks["a copy on write"] == 1
 
 
 class ClearsASlotTooMany(ClearsWhatIsReleased):
@@ -281,7 +319,8 @@ class ClearsItsOwnBlock(SharingCache):
 class ClearsWhatItWrote(SharingCache):
     def write(self, layer: int, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
         super().write(layer, rows, keys, values)
-        self.flat(layer)[1, self.slots(rows[-1].name)[rows[-1].stop - 1]] = 0
+        if layer == 0:
+            self.flat(layer)[1, self.slots(rows[-1].name)[rows[-1].stop - 1]] = 0
 
 
 class ClearsAfterTheCopy(SharingCache):
@@ -292,6 +331,11 @@ class ClearsAfterTheCopy(SharingCache):
 class ClearsTheValuesOfACopy(ClearsWhatItTakes):
     """As if only keys were copied."""
 
+    def copy(self, src: int, dst: int) -> None:
+        self.kv[:, 0, dst] = self.kv[:, 0, src]
+
+
+class ClearsTheValuesOfAHit(HitsInsideABlock):
     def copy(self, src: int, dst: int) -> None:
         self.kv[:, 0, dst] = self.kv[:, 0, src]
 
@@ -329,6 +373,7 @@ FOLLOWERS = (Admit("C", (1, 2, 3)), Admit("D", (1, 2, 7)))
         (ClearsTheOtherLayer, two_sequences(Append("B", (4,))), "STORE-1"),
         (ClearsAfterTheCopy, two_sequences(*FORKED), "COW-2"),
         (ClearsTheValuesOfACopy, two_sequences(*FORKED), "COW-2"),
+        (ClearsTheValuesOfAHit, two_sequences(Admit("C", (1, 7, 7))), "COW-2"),
         (Scribbles, two_sequences(Free("A")), "STORE-1"),
         (hides(ClearsWhatIsCached, "cached_blocks"), two_sequences(Free("B"), *FOLLOWERS), "READ-1"),
     ],
@@ -344,15 +389,17 @@ def test_zeros_where_somebody_needs_something_else_are_a_finding(
     assert clause in {breach.property for breach in verdict.breaches}
 
 
-@pytest.mark.parametrize("habit", [ClearsWhatIsReleased, ClearsWhatItTakes, ClearsInTheWrite])
+@pytest.mark.parametrize(
+    "habit", [ClearsWhatIsReleased, ClearsWhatItTakes, ClearsInTheWrite, ClearsTheFirstLayerInTheWrite]
+)
 def test_poison_comes_back_where_zeros_were_put(habit: type[SharingCache]) -> None:
     """A read that lets the rest of the last block in is still told to depend on what nobody owns."""
 
     class Leaks(habit):  # type: ignore[misc, valid-type]
         def read(self, layer: int, rows: Sequence[Row], queries: Tensor) -> Tensor:
-            out: Tensor = super().read(layer, rows, queries)
             rest = self.slots(rows[-1].name)[rows[-1].stop :]
-            return out + 0 * self.flat(layer)[1, list(rest)].sum()
+            out: Tensor = super().read(layer, rows, queries) + 0 * self.flat(layer)[1, list(rest)].sum()
+            return out
 
     steps = two_sequences(Free("A"), Append("B", (4,)), Append("B", (5,)))
     verdict = run_trace(SPEC, Leaks, FLOAT32_8, steps)
