@@ -75,6 +75,11 @@ def masked_products_kernel(source, factors, target, factor, count, SIZE: tl.cons
     tl.store(target + lane, tl.load(source + offset, mask=lane < count, other=0), mask=lane < count)
 
 
+@triton.jit
+def meant_kernel(numbers, factor, target):
+    tl.store(target, tl.mul(tl.load(numbers), factor, sanitize_overflow=False))
+
+
 def _line_of(kernel: object, comment: str) -> int:
     lines, start = inspect.getsourcelines(kernel.fn)  # type: ignore[attr-defined]
     return start + next(i for i, line in enumerate(lines) if comment in line)
@@ -369,6 +374,17 @@ def test_an_overflow_says_how_many_lanes_and_what_to_do() -> None:
     assert "in 2 of 4 lanes" in str(fault)
     assert "leave 'huge' out of `padding`" in str(fault)
     assert "tl.mul(..., sanitize_overflow=False)" in str(fault)
+
+
+def test_an_overflow_that_the_kernel_says_is_meant_is_no_fault() -> None:
+    numbers, target = torch.tensor([2**30 + 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+
+    with guarded():
+        meant_kernel[(1,)](numbers, 4, target)
+        fault = _fault(lambda: multiply_kernel[(1,)](numbers, 4, target))
+
+    assert target.item() == 4
+    assert "in 1 of 1 lane" in str(fault)
 
 
 def test_the_interpreter_is_as_before_after_a_fault() -> None:
