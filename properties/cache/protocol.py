@@ -62,7 +62,8 @@ class CacheCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown_
 class CacheTarget(Protocol):
     """A cache under test. Copies that sharing makes due are performed within the call that makes them due.
 
-    They are reported by `copies()`, which is optional but for a cache that offers `fork`.
+    They are reported by `copies()`, which is optional but for a cache that offers `fork`. Slots that hold no computed token
+    of a sequence and no cached block may be zeroed at any time; written otherwise they may not be.
     """
 
     capabilities: CacheCapabilities
