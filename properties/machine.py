@@ -16,6 +16,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -66,6 +67,8 @@ class Tally:
     adapter: AdapterError | None = None
     body_s: float = 0.0
     """Seconds spent in the rules' bodies: target and referee, without Hypothesis and its draws."""
+    given_up: int = 0
+    """Times that Hypothesis ended a search early, since the same calls had another outcome."""
 
     def count(
         self, steps: int, outcomes: Mapping[str, int], judged: Mapping[str, int], marks: Mapping[str, int]
@@ -100,6 +103,8 @@ def search(
         pass
     except* AdapterError as group:
         tally.adapter = _first(group)
+    except* Flaky:
+        tally.given_up += 1
     return tally
 
 

@@ -245,6 +245,11 @@ def summary(results: Results) -> list[str]:
         "judged: " + ", ".join(f"{id} {results.judged[id]}" for id in CLAUSES if results.judged[id]),
         "reached: " + ", ".join(f"{mark} {count}" for mark, count in sorted(tally.marks.items())),
     ]
+    if tally.given_up:
+        lines.append(
+            "the same calls did not always have the same outcome, so Hypothesis gave up early; seeded traces went on. Is "
+            "something kept from trace to trace (a global, a buffer), or left to time or chance?"
+        )
     level = results.target.level
     beside = results.applicable | {id for id, count in results.judged.items() if count}
     not_judged = [id for id in clauses_of(level) if id not in beside and not id.startswith("CRASH")]
