@@ -157,9 +157,9 @@ def protection(
     if everything[0][-1] > everything[1][0] and everything[1][-1] > everything[0][0]:  # one inside the other
         start, end = min(e[0] for e in everything), max(e[-1] for e in everything)
         merged = (guard.merged(*readable), guard.merged(*writable))
-        return (guard.Protected(int(start), int(end) + size, *merged, "the interleaved caches"),)
+        return (guard.Protected(int(start), int(end) + size, *merged, "the interleaved caches", size),)
     return tuple(
-        guard.Protected(int(everything[i][0]), int(everything[i][-1]) + size, readable[i], writable[i], name)
+        guard.Protected(int(everything[i][0]), int(everything[i][-1]) + size, readable[i], writable[i], name, size)
         for i, name in enumerate(("the key cache", "the value cache"))
     )
 

@@ -9,11 +9,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from typing import Literal
 
+import torch
 from msgspec.structs import replace
 
 from properties.attention.cases import CopyCase, ReadCase, Row, StoreCase
 from properties.attention.judges import judge
-from tests.attention.triton_faults import CopyByAddress, PassesOn, SmallTriton
+from tests.attention.triton_faults import CopyByAddress, PassesOn, SmallTriton, StoreInWords
 
 CASE = ReadCase(
     operation="decode",
@@ -79,6 +80,16 @@ def test_a_store_kernel_that_needs_a_power_of_two_is_caught() -> None:
     assert right.findings == []
     assert [finding.property for finding in findings] == ["CRASH-1"]
     assert "power of 2" in findings[0].message
+
+
+@pytest.mark.parametrize("word", [torch.uint8, torch.int16, torch.int64], ids=str)
+def test_a_store_in_words_of_another_size_is_right_and_its_overrun_is_caught(word: torch.dtype) -> None:
+    case = StoreCase(slots=(5, -1, 0), num_blocks=3, block_size=4, num_kv_heads=2)
+    findings = judge(StoreInWords(word=word, excess=1), case).findings
+
+    assert judge(StoreInWords(word=word), case).findings == []
+    assert [finding.property for finding in findings] == ["STORE-1"]
+    assert "put_words_kernel" in findings[0].message or "triton_faults.py" in findings[0].message
 
 
 COPY = CopyCase(pairs=((5, 2), (0, 7)), num_layers=3, num_blocks=8, block_size=4, num_kv_heads=2)

@@ -101,6 +101,18 @@ def store_kernel(key_ptr, value_ptr, k_ptr, v_ptr, slots_ptr, stride_token, D: t
 
 
 @triton.jit
+def put_words_kernel(key_ptr, value_ptr, k_ptr, v_ptr, slots_ptr, count, num_words, SIZE: tl.constexpr):
+    """A store that does not know the dtype; the rows of its tokens are twice as far apart."""
+    token, word = tl.program_id(0), tl.arange(0, SIZE)
+    slot = tl.load(slots_ptr + token)
+    if slot == -1:
+        return
+    source, target = token * num_words * 2 + word, slot * num_words + word
+    tl.store(k_ptr + target, tl.load(key_ptr + source, mask=word < count), mask=word < count)
+    tl.store(v_ptr + target, tl.load(value_ptr + source, mask=word < count), mask=word < count)
+
+
+@triton.jit
 def copy_kernel(address_ptr, pair_ptr, count, num_bytes, SIZE: tl.constexpr):
     """As in vLLM and SGLang: one launch copies a block in the caches of all layers, told where they begin."""
     cache = tl.load(address_ptr + tl.program_id(0)).to(tl.pointer_type(tl.uint8))
@@ -159,6 +171,23 @@ class SmallTriton:
         cache = pool.flash_views()
         elements = keys.shape[1] * keys.shape[2]
         store_kernel[(keys.shape[0],)](keys, values, *cache, slot_mapping, keys.stride(0), elements)
+
+
+@dataclass
+class StoreInWords(SmallTriton):
+    """Stores by the same kernel, tokens and caches seen as words of another size. `excess`: words too many, a bug."""
+
+    word: torch.dtype = torch.uint8
+    excess: int = 0
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        caches = [cache.view(self.word) for cache in pool.flash_views()]
+        keys, values = (tokens.contiguous().flatten(1).view(self.word) for tokens in (keys, values))
+        words = keys.shape[1]
+        keys, values = (torch.nn.functional.pad(tokens, (0, words)) for tokens in (keys, values))
+        put_words_kernel[(keys.shape[0],)](
+            keys, values, *caches, slot_mapping, words + self.excess, words, triton.next_power_of_2(words + self.excess)
+        )
 
 
 @dataclass
