@@ -15,30 +15,32 @@ class Defaults(NamedTuple):
     dtype: Any
 
 
-_theirs: list[Defaults] = []  # at most one: what target code left behind, where that is not ours
+_theirs: dict[type, Defaults] = {}
+"""What the code of a target left behind last, where that is not ours. By its class: a trace makes a new adapter."""
 
 
-def keep_ours() -> None:
-    """Called where our own tensor code begins after target code (an import, a constructor): remembers what that left."""
+def keep_ours(target: object) -> None:
+    """Called where our own tensor code begins after the target was imported or made: remembers what that left behind."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
     left, ours = _current(torch), Defaults("cpu", torch.float32)
     if left != ours:
-        _theirs[:] = [left]
+        _theirs[type(target)] = left
         _set(torch, ours)
 
 
 @contextmanager
-def theirs() -> Iterator[None]:
-    """Target code runs inside, with the defaults that it left behind last."""
-    keep_ours()
-    if _theirs:
-        _set(sys.modules["torch"], _theirs.pop())
+def theirs(target: object) -> Iterator[None]:
+    """Code of the target runs inside, with the defaults that it left behind last."""
+    keep_ours(target)
+    left = _theirs.pop(type(target), None)
+    if left is not None:
+        _set(sys.modules["torch"], left)
     try:
         yield
     finally:
-        keep_ours()
+        keep_ours(target)
 
 
 def _current(torch: Any) -> Defaults:
@@ -46,6 +48,5 @@ def _current(torch: Any) -> Defaults:
 
 
 def _set(torch: Any, defaults: Defaults) -> None:
-    if defaults != _current(torch):
-        torch.set_default_device(None if defaults.device == "cpu" else defaults.device)
-        torch.set_default_dtype(defaults.dtype)
+    torch.set_default_device(None if defaults.device == "cpu" else defaults.device)
+    torch.set_default_dtype(defaults.dtype)

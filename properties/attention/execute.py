@@ -60,7 +60,7 @@ def execute(
             np.errstate(all="ignore"),
             uninitialised_memory_filled(device),
             guard.guarded(protected) if interpreted else nullcontext(),
-            theirs(),
+            theirs(target),
         ):
             result = call()
             if device == "cuda":

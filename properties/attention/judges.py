@@ -26,9 +26,9 @@ def judge(target: AttentionTarget, case: AttentionCase, device: str = "cpu") -> 
         raise UsageError(f"the case is none for target {target.name}: {unfit}")
     reset = getattr(target, "open", None)
     if reset is not None:
-        with theirs():
+        with theirs(target):
             reset()
-    keep_ours()
+    keep_ours(target)
     if isinstance(case, ReadCase):
         problem = why_malformed(case)
         if problem is not None:

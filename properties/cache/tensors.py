@@ -55,7 +55,7 @@ class Tensors:
     """The model's tensors beside one target. `pools` is empty where the target does not show them."""
 
     def __init__(self, probe: Probe, state: State, geometry: CacheGeometry) -> None:
-        keep_ours()
+        keep_ours(probe.target)
         self.probe, self.state, self.geometry = probe, state, geometry
         self.payload = Payload(geometry, state.runs)
         self.mirror = Mirror(geometry)

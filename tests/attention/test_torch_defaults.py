@@ -13,6 +13,7 @@ from properties.cache.operations import CacheGeometry
 from properties.cache.spec import SPEC as CACHE_SPEC
 from properties.drive import drive
 from properties.targets.cache_ours import OurCache
+from properties.torch_defaults import theirs
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +88,13 @@ def test_a_cache_too() -> None:
         assert verdict.breaches == [], verdict.breaches[0].message
         judged += verdict.state.judged["READ-1"]
     assert judged >= 4
+
+
+def test_another_target_has_ours() -> None:
+    drive(SPEC, SetsThemOnce, 0)
+
+    with theirs(PlainTorch()):
+        assert _defaults() == ("cpu", torch.float32)
+    with theirs(object.__new__(SetsThemOnce)):
+        assert _defaults()[0] == "meta"
+    assert _defaults() == ("cpu", torch.float32)
