@@ -243,7 +243,7 @@ def summary(results: Results) -> list[str]:
         f"{tally.traces} traces ({results.corpus} from the corpus), {tally.steps} operations, "
         f"{done / max(1, tally.steps):.0%} of them done, {tally.outcomes['refused']} refused",
         "judged: " + ", ".join(f"{id} {results.judged[id]}" for id in CLAUSES if results.judged[id]),
-        "reached: " + ", ".join(f"{mark} {count}" for mark, count in sorted(tally.marks.items())),
+        "reached: " + ", ".join(f"{mark} {count}" for mark, count in sorted(tally.marks.items()) if count),
     ]
     if tally.given_up:
         lines.append(

@@ -1,5 +1,7 @@
 """What a finding says, and that it comes down to a small case that still breaks the same clause."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -212,3 +214,26 @@ def test_what_is_no_nearer_than_the_right_answer_explains_nothing() -> None:
     message = judge(Slanted(), even).findings[0].message
 
     assert "no known mistake gives this output, or one near it" in message
+
+
+class WindowTooWide(PlainTorch):
+    """By one token, where it begins within a block."""
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        window = batch.window
+        begins_within = window is not None and (max(batch.context_lens) - window) % batch.block_size
+        return super()._read(pool, dataclasses.replace(batch, window=window + 1) if window and begins_within else batch)
+
+
+def test_a_window_shrinks_with_its_context() -> None:
+    row = Row(key=0, context_len=51, table=tuple(range(13)))
+    case = msgspec.structs.replace(BATCH, rows=(row,), num_blocks=14, window=38, poison_k="zero", poison_v="zero")
+    setting = AttentionSetting(device="cpu")
+    fails = breaks(SPEC, WindowTooWide, "READ-1")
+
+    assert fails(setting, (case,))
+    _, (small,) = minimise(SPEC, (setting, (case,)), fails)
+
+    assert small.window is not None
+    assert small.window <= 3
+    assert small.rows[0].context_len <= 8
