@@ -35,6 +35,10 @@ class Content:
     k: Tensor
     v: Tensor
 
+    def equals(self, other: "Content") -> bool:
+        """Whether it is the same row, bit for bit."""
+        return all(map(torch.equal, (self.q, self.k, self.v), (other.q, other.k, other.v)))
+
     def scaled_query(self, factor: float) -> "Content":
         """The same row with its queries multiplied (exactly, for a power of two)."""
         return replace(self, q=self.q * factor)

@@ -98,8 +98,9 @@ class Judge:
                 "batch.want_lse is set",
                 "return Output(out, lse), lse float32 of shape [T, H], or declare lse_base=None",
             )
-        asked = output.lse is not None and scene.batch.want_lse  # else it may be a buffer that nobody wrote
-        lse = output.lse.detach().cpu() * self._lse_unit() if asked and output.lse is not None else None
+        lse = None  # one that was not asked for may be a buffer that nobody wrote
+        if scene.batch.want_lse and output.lse is not None:
+            lse = output.lse.detach().cpu() * self._lse_unit()
         # A copy: the target may keep one output for all of its calls.
         output = Output(output.out.detach().to("cpu", copy=True), lse)
         return Reading(
@@ -338,11 +339,7 @@ def _describe(judge: Judge, reading: Reading) -> str:
             lines.append(
                 "Narrow its capabilities; where decode and prefill differ in theirs, make two targets of them."
             )
-        elif (
-            judge.case.variation in MAY_BE_REFUSED
-            and isinstance(reading.fault, Fault)
-            and reading.fault.kind == "crash"
-        ):
+        elif judge.case.variation in MAY_BE_REFUSED and case != judge.case and _crashed(reading):
             lines.append("If that is how it declines such a pool, add the exception's class to `refusals`.")
         return "\n".join(lines)
     if reading.changed_bytes:
@@ -358,6 +355,10 @@ def _describe(judge: Judge, reading: Reading) -> str:
     if len(reading.wrong) > 2:
         lines.append(f"and {len(reading.wrong) - 2} more rows")
     return "\n".join(lines)
+
+
+def _crashed(reading: Reading) -> bool:
+    return isinstance(reading.fault, Fault) and reading.fault.kind == "crash"
 
 
 def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from properties.attention.capabilities import AttentionCapabilities
 from properties.attention.cases import ReadCase, Row, blocks_needed
-from properties.attention.contents import Content
+from properties.attention.contents import Content, make_contents
 from properties.attention.high_ids import FIRST_HIGH_BLOCK, FIRST_WIDE_BLOCK, MAX_HIGH_BLOCKS
 
 Varied = tuple[ReadCase, Mapping[int, Content]]
@@ -85,10 +85,16 @@ def vary(
 
 
 def second_call(case: ReadCase, capabilities: AttentionCapabilities) -> ReadCase | None:
-    """The call that a variation makes behind that of the base case, as a base case; None where it needs other contents."""
-    simple = SIMPLE.get(case.variation)
+    """The call that a variation makes behind that of the base case, as a base case; None where that would be another call:
+    it has other contents then, or is asked for an LSE.
+    """
+    simple = None if case.variation == "without_lse" else SIMPLE.get(case.variation)
     varied = None if simple is None else simple(case, capabilities, random.Random(case.seed + 1))
-    return None if varied is None else replace(varied, variation="none")
+    if varied is None:
+        return None
+    second = replace(varied, variation="none")
+    before, by_itself = make_contents(case), make_contents(second)
+    return second if all(content.equals(before[key]) for key, content in by_itself.items()) else None
 
 
 def _repoisoned(case: ReadCase, capabilities: AttentionCapabilities, rng: random.Random) -> ReadCase | None:

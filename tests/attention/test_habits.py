@@ -10,8 +10,8 @@ from properties.attention.judges import judge
 from properties.attention.spec import SPEC
 from properties.attention.target import Batch, Output, Pool
 from properties.attention.targets.plain import PlainTorch
-from properties.drive import drive
 from tests.attention.broken import CopiesOutOfOrder
+from tests.attention.clean import reads_judged_clean
 from tests.attention.test_findings import BATCH
 
 WHOLE = PlainTorch.capabilities
@@ -83,14 +83,7 @@ class PartitionsOfDecodesAlone(PlainTorch):
     ids=lambda cls: cls.__name__,
 )
 def test_a_habit_is_no_finding(right: type[PlainTorch]) -> None:
-    judged = 0
-    for seed in range(70):
-        _, verdict = drive(SPEC, right, seed)
-
-        assert verdict.adapter is None, verdict.adapter
-        assert verdict.breaches == [], verdict.breaches[0].message
-        judged += verdict.state.judged["READ-1"]
-    assert judged >= 200
+    assert reads_judged_clean(SPEC, right, 70) >= 200
 
 
 def test_a_refusal_counts_as_reached() -> None:
@@ -114,6 +107,11 @@ class DeclinesUndeclared(DeclinesGaps):
     capabilities = replace(WHOLE, layouts=("flash",))
 
 
+class DiesAlways(PlainTorch):
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        raise BufferError("for another reason")
+
+
 @pytest.mark.parametrize("variation", ["none", "pad"])
 def test_empty_rows_name_their_declaration(variation: str) -> None:
     empty = Row(key=2, context_len=0, table=())
@@ -134,5 +132,8 @@ def test_undeclared_refusals_and_copies_name_theirs() -> None:
     (refused,) = judge(DeclinesUndeclared(), case).findings
     (unchained,) = judge(CopiesOutOfOrder(), copies).findings
 
+    (other,) = judge(DiesAlways(), case).findings
+
     assert "add the exception's class to `refusals`" in refused.message
+    assert "refusals" not in other.message, "its pool was an ordinary one"
     assert "copies_chained=False declares that" in unchained.message

@@ -17,6 +17,7 @@ from properties.attention.targets.plain import PlainTorch
 from properties.contract import AdapterError
 from properties.drive import drive
 from properties.targets import Unavailable, load
+from tests.attention.clean import reads_judged_clean
 from tests.attention.test_findings import BATCH
 
 
@@ -24,14 +25,7 @@ from tests.attention.test_findings import BATCH
 def test_a_target_that_runs_here_has_no_finding(name: str, num_traces: int) -> None:
     if name == "ours-triton" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("compiled kernels are judged on a GPU by: pytest properties --target ours-triton --device cuda")
-    judged = 0
-    for seed in range(num_traces):
-        _, verdict = drive(SPEC, load(name).make, seed)
-        assert verdict.adapter is None
-        assert verdict.breaches == [], verdict.breaches[0].message
-        judged += verdict.state.judged["READ-1"]
-
-    assert judged >= 2 * num_traces
+    assert reads_judged_clean(SPEC, load(name).make, num_traces) >= 2 * num_traces
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here they may be available")

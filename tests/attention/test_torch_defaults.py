@@ -14,6 +14,7 @@ from properties.cache.spec import SPEC as CACHE_SPEC
 from properties.drive import drive
 from properties.targets.cache_ours import OurCache
 from properties.torch_defaults import theirs
+from tests.attention.clean import reads_judged_clean
 
 
 @pytest.fixture(autouse=True)
@@ -68,26 +69,14 @@ class SetsThemWhenOpened(OurCache):
 
 
 def test_a_kernel_keeps_its_defaults_and_is_judged_with_ours() -> None:
-    judged = 0
-    for seed in range(12):
-        _, verdict = drive(SPEC, SetsThemOnce, seed)
+    judged = reads_judged_clean(SPEC, SetsThemOnce, 12)
 
-        assert verdict.adapter is None
-        assert verdict.breaches == [], verdict.breaches[0].message
-        judged += verdict.state.judged["READ-1"]
-        assert _defaults() == ("cpu", torch.float32)
+    assert _defaults() == ("cpu", torch.float32)
     assert SetsThemOnce.seen >= judged >= 20
 
 
 def test_a_cache_too() -> None:
-    judged = 0
-    for seed in range(4):
-        _, verdict = drive(CACHE_SPEC, SetsThemWhenOpened, seed)
-
-        assert verdict.adapter is None, verdict.adapter
-        assert verdict.breaches == [], verdict.breaches[0].message
-        judged += verdict.state.judged["READ-1"]
-    assert judged >= 4
+    assert reads_judged_clean(CACHE_SPEC, SetsThemWhenOpened, 4) >= 4
 
 
 def test_another_target_has_ours() -> None:

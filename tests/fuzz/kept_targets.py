@@ -9,7 +9,7 @@ from properties.attention.target import Batch, Output, Pool
 from properties.attention.targets.plain import PlainTorch
 from tests.attention.broken import Int32Offsets
 
-__all__ = ["Int32Offsets", "KeepsTables", "WrongBehindAPrefill"]
+__all__ = ["Int32Offsets", "KeepsTables", "WrongBehindAPrefill", "WrongWithoutLse"]
 
 KEPT_TABLES: dict[tuple[int, ...], Any] = {}
 PREFILLS: list[int] = []
@@ -33,3 +33,11 @@ class KeepsTables(PlainTorch):
     def _read(self, pool: Pool, batch: Batch) -> Output:
         tables = KEPT_TABLES.setdefault(batch.context_lens, batch.block_tables)
         return super()._read(pool, replace(batch, block_tables=tables))
+
+
+class WrongWithoutLse(PlainTorch):
+    """Keeps nothing: it is wrong by itself, where the LSE is not asked for."""
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        answer = super()._read(pool, batch)
+        return answer if batch.want_lse else Output(answer.out * 0)

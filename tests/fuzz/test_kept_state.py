@@ -69,10 +69,17 @@ def test_what_fails_behind_an_earlier_case_becomes_a_trace_with_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "variation", "kept"), [("KeepsTables", "move", True), ("Int32Offsets", "high_stride", False)]
+    ("target", "variation", "property_id", "kept"),
+    [
+        ("KeepsTables", "move", "READ-3", True),
+        ("Int32Offsets", "high_stride", "READ-3", False),
+        ("WrongWithoutLse", "without_lse", "READ-4", False),
+    ],
 )
-def test_whether_the_second_call_is_wrong_by_itself_is_said(target: str, variation: Any, kept: bool) -> None:
-    case = _case(replace(BATCH, variation=variation), "READ-3")
+def test_whether_the_second_call_is_wrong_by_itself_is_said(
+    target: str, variation: Any, property_id: str, kept: bool
+) -> None:
+    case = _case(replace(BATCH, variation=variation), property_id)
     command = messages.Minimise(case=encode(case).decode(), limit_s=LIMIT_S, seconds=4.0)
     smaller = perform(target, command)
 
