@@ -29,15 +29,13 @@ from fuzz.bench import inputs, oracle, peers, suites, timing
 from fuzz.bench.cases import Case
 
 MAX_ERROR = 6e-3  # relative norm; bfloat16 results of all peers lie at 2e-3 to 3e-3
-DECODE = {
-    "uniform": suites.UNIFORM, "single": suites.SINGLE, "ragged": suites.RAGGED, "alone": suites.ALONE, "few": suites.FEW,
-    "pages": suites.PAGES, "shapes": suites.SHAPES, "short": suites.SHORT,
-}  # fmt: skip
 TUNED = ("uniform", "single", "ragged", "alone", "few")
 
 
 def all_cases(wanted: str) -> list[tuple[str, Case]]:
-    groups = (DECODE if "decode" in wanted else {}) | ({"prefill": suites.PREFILL} if "prefill" in wanted else {})
+    groups = (suites.DECODE if "decode" in wanted else {}) | (
+        {"prefill": suites.PREFILL} if "prefill" in wanted else {}
+    )
     order = ("uniform", "single", "ragged", "alone", "few", "prefill", "short", "shapes", "pages")
     return [(group, case) for group in order for case in groups.get(group, [])]
 

@@ -29,16 +29,7 @@ WORKSPACE = Workspace()  # all calls follow one another on one stream
 
 
 def decode_cases() -> list[Case]:
-    return [
-        *suites.UNIFORM,
-        *suites.SINGLE,
-        *suites.RAGGED,
-        *suites.ALONE,
-        *suites.FEW,
-        *suites.PAGES,
-        *suites.SHAPES,
-        *suites.SHORT,
-    ]
+    return [case for group in suites.DECODE.values() for case in group]
 
 
 def decode_variants(case: Case) -> Iterator[tuple[str, dict]]:

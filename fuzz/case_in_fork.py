@@ -111,16 +111,7 @@ def run_in_fork(
     """The clauses that a case breaks, as JSON in the last frame; behind the traces of `preceding` (seed, steps) if given."""
 
     def work(emit: Emit) -> None:
-        for seed, steps in preceding:
-            drive(
-                spec,
-                target.make,
-                seed,
-                num_steps=steps,
-                tolerate=EVERYTHING,
-                before=lambda op: emit(BEAT),
-                limit_s=NO_LIMIT_S,
-            )
+        _drive_again(spec, target, preceding, emit)
         _emit_broken(spec, target, case.geometry, case.operations, emit)
 
     return in_guarded_fork(work, limit_s=limit_s)
@@ -147,22 +138,28 @@ def joined_case(
     is then within it. None where the traces did not come to their end."""
 
     def work(emit: Emit) -> None:
-        before: list[Any] = []
-        for seed, steps in preceding:
-            _, verdict = drive(
-                spec,
-                target.make,
-                seed,
-                num_steps=steps,
-                tolerate=EVERYTHING,
-                before=lambda op: emit(BEAT),
-                limit_s=NO_LIMIT_S,
-            )
-            before += [operation for operation in verdict.applied if operation != spec.closing]
+        before = [op for op in _drive_again(spec, target, preceding, emit) if op != spec.closing]
         emit(encode(Case(**{**msgspec.structs.asdict(case), "operations": (*before, *case.operations)})))
 
     ended = in_guarded_fork(work, limit_s=limit_s)
     return None if ended.failed or not ended.frames else decode(ended.frames[-1])
+
+
+def _drive_again(spec: LevelSpec, target: Target, traces: Sequence[tuple[int, int]], emit: Emit) -> list[Any]:
+    """Drives the traces (seed, steps) one after the other; all operations that were applied."""
+    applied: list[Any] = []
+    for seed, steps in traces:
+        _, verdict = drive(
+            spec,
+            target.make,
+            seed,
+            num_steps=steps,
+            tolerate=EVERYTHING,
+            before=lambda op: emit(BEAT),
+            limit_s=NO_LIMIT_S,
+        )
+        applied += verdict.applied
+    return applied
 
 
 def _emit_broken(spec: LevelSpec, target: Target, geometry: Any, operations: Sequence[Any], emit: Emit) -> None:

@@ -48,6 +48,10 @@ SHORT = [
     for context in (128, 512, 1024)
     for case in _decode("u", batch, context, "32/8/128", (16,))
 ]
+DECODE = {
+    "uniform": UNIFORM, "single": SINGLE, "ragged": RAGGED, "alone": ALONE, "few": FEW, "pages": PAGES, "shapes": SHAPES,
+    "short": SHORT,
+}  # fmt: skip
 PREFILL = [
     Case("prefill", "u", batch, context, 32, 8, 128, page, query)
     for page in (16, 256)

@@ -87,9 +87,8 @@ def plan(
     share = tl.maximum((total + num_pieces - 1) // num_pieces, MIN_TILES)
     if FEW:
         average = tl.maximum((total + wave_pieces - 1) // wave_pieces, MIN_TILES)
-        for slack in tl.static_range(
-            8, 2, -5
-        ):  # 32nds above the average; the shorter limit is tried last, since it is better
+        # In 32nds above the average: 8, then 3, since the shorter limit is better.
+        for slack in tl.static_range(8, 2, -5):
             limit = average + average // 32 * slack + average % 32 * slack // 32
             needed = tl.sum(tl.where(seq < num_seqs, tl.maximum((tiles + limit - 1) // limit, 1), 0), 0)
             share = tl.where(needed <= wave_pieces, limit, share)

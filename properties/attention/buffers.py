@@ -67,6 +67,11 @@ class PoolMemory:
         """A copy of every watched byte."""
         return tuple(memory.clone() for memory in self.watched)
 
+    def restore(self, before: tuple[Tensor, ...]) -> None:
+        """Put every watched byte back as a snapshot has it."""
+        for memory, old in zip(self.watched, before, strict=True):
+            memory.copy_(old)
+
     def changed_bytes(self, before: tuple[Tensor, ...]) -> int:
         """How many watched bytes differ from a snapshot."""
         pairs = zip(before, self.watched, strict=True)

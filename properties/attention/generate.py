@@ -154,9 +154,8 @@ class AttentionMaker:
             extra_width=self.pick((0, 0, 1, 3)),
             variation=self.pick(READ_VARIATIONS),
         )
-        if case.window and self.chance(
-            3
-        ):  # a kernel's tiles are larger than a block: FA3 fails at windows of 340 to 380
+        # A kernel's tiles are larger than a block: FA3 fails at windows of 340 to 380.
+        if case.window and self.chance(3):
             case = replace(case, window=self.number(1, declared.max_context))
         return replace(case, **msgspec.structs.asdict(shape)) if shape else case
 

@@ -101,13 +101,12 @@ def _payload(case: StoreCase, device: str) -> tuple[Tensor, Tensor]:
 
 
 def _expected_store(
-    memory: PoolMemory, before: Sequence[Tensor], keys: Tensor, values: Tensor, slots: Tensor
+    memory: PoolMemory, before: tuple[Tensor, ...], keys: Tensor, values: Tensor, slots: Tensor
 ) -> tuple[Tensor, ...]:
     """Puts the memory back as it was, stores by the reference, and returns the bytes. Leaves the memory
     so.
     """
-    for part, old in zip(memory.watched, before, strict=True):
-        part.copy_(old)
+    memory.restore(before)
     pool = _bit_pool(memory.pool)
     reference_store(bits_of(keys), bits_of(values), pool.key_cache, pool.value_cache, slots, layout=pool.layout)
     return memory.snapshot()
@@ -236,8 +235,7 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
         actual = _bit_pool(layer.pool)
         actual_caches = (actual.key_cache.clone(), actual.value_cache.clone())
         after = layer.snapshot()
-        for part, bytes_ in zip(layer.watched, old, strict=True):
-            part.copy_(bytes_)
+        layer.restore(old)
         for source, destination in case.pairs:
             for cache in (actual.key_cache, actual.value_cache):
                 cache[destination] = cache[source]
@@ -253,10 +251,11 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
     return verdict
 
 
-def _are_read_first(case: CopyCase, layer: PoolMemory, before: Sequence[Tensor], actual: tuple[Tensor, Tensor]) -> bool:
+def _are_read_first(
+    case: CopyCase, layer: PoolMemory, before: tuple[Tensor, ...], actual: tuple[Tensor, Tensor]
+) -> bool:
     """Whether the caches hold what they would if all sources were read first. Leaves the memory as it was before."""
-    for part, old in zip(layer.watched, before, strict=True):
-        part.copy_(old)
+    layer.restore(before)
     pool = _bit_pool(layer.pool)
     for cache in (pool.key_cache, pool.value_cache):
         read = {destination: cache[source].clone() for source, destination in case.pairs}

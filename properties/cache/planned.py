@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Ahead:
+class Planned:
     """The positions that count as computed from when the step is planned, and hold nothing until its layers are written."""
 
     def __init__(self, num_layers: int) -> None:

@@ -47,7 +47,7 @@ class CacheReferee(BlocksReferee):
     def apply(self, operation: Operation) -> Outcome:
         """Apply and judge one operation. "illegal" means that it has no meaning here and was not applied."""
         self._pending, self._in_batch = [], False
-        self.tensors.ahead.begin()
+        self.tensors.planned.begin()
         if isinstance(operation, Resume):
             self.reads.returned.add(operation.name)
         try:
@@ -115,7 +115,7 @@ class CacheReferee(BlocksReferee):
         if first == stop or min(seq.slots[first:stop]) < 0:
             return
         self._pending.append(part)
-        self.tensors.ahead.plan(seq.name, first)
+        self.tensors.planned.plan(seq.name, first)
         if not self._in_batch:
             self._compute([part], 0)
 

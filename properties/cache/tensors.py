@@ -15,10 +15,10 @@ from properties.attention.buffers import PoolMemory
 from properties.attention.execute import Fault, Refused, execute, protection, uninitialised_memory_filled
 from properties.blocks.probe import Crashed, Probe
 from properties.blocks.state import State
-from properties.cache.ahead import Ahead
 from properties.cache.mirror import Mirror, contents_of, fill_slots, only_zeros_came, slots_that_differ
 from properties.cache.operations import CacheGeometry
 from properties.cache.payload import Payload
+from properties.cache.planned import Planned
 from properties.cache.pools import KINDS, shown_pools
 from properties.cache.protocol import Row
 from properties.protocol import Copy
@@ -59,7 +59,7 @@ class Tensors:
         self.probe, self.state, self.geometry = probe, state, geometry
         self.payload = Payload(geometry, state.runs)
         self.mirror = Mirror(geometry)
-        self.ahead = Ahead(geometry.num_layers)
+        self.planned = Planned(geometry.num_layers)
         dtype = self.mirror.device.dtype
         self.pools = shown_pools(probe.target, geometry, dtype) if "pools" in probe.offers else []
         self._usable = torch.zeros_like(self.mirror.poisoned)
@@ -131,7 +131,7 @@ class Tensors:
             slots = torch.tensor(part.seq.slots[part.start : part.stop])
             keys, values, _ = self.payload.split(self.payload.fused(part.seq.runs[part.start : part.stop], layer))
             self.mirror.written(layer, slots, keys, values)
-        self.ahead.written(layer)
+        self.planned.written(layer)
 
     def _report_store(self, layer: int, kind: str, slots: list[int], listed: set[int], padding: int) -> None:
         size, last = self.state.block_size, self.state.shadow.num_slots - 1
@@ -263,7 +263,7 @@ class Tensors:
         state, probe = self.state, self.probe
         slots: list[int] = []
         for seq in state.live.values():
-            stop = self.ahead.first_unwritten(seq.name, layer, seq.computed)
+            stop = self.planned.first_unwritten(seq.name, layer, seq.computed)
             slots += probe.slots(seq.name, seq.slots)[:stop]
         size = state.block_size
         cached = probe.ids("cached_blocks") if "cached_blocks" in probe.offers else ()
