@@ -61,7 +61,7 @@ def _check(
         return static
     seen.append(static)
     _import(imported)
-    use = _in_fork(lambda emit: _use(target, spec, seconds, where, emit), limit_s, where)
+    use = _in_fork(lambda emit: _use(target, spec, _for(seconds, spec), where, emit), limit_s, where)
     if not use.notes:  # it did not come to its end: what follows would only say the same
         return messages.Checked(problems=use.problems, notes=static.notes)
     seen.append(use)
@@ -112,7 +112,13 @@ def _static(target: Target, spec: LevelSpec, emit: Emit) -> None:
 # ---- legal use -----------------------------------------------------------------------------------------------------
 
 
-def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, emit: Emit) -> None:
+def _for(seconds: float, spec: LevelSpec) -> Callable[[int], bool]:
+    """Whether to go on after so many cases: until the time from now is up, and for a few at least."""
+    stop, least = time.monotonic() + seconds, 1 if spec.level in TENSORS else 3
+    return lambda number: number < least or time.monotonic() < stop
+
+
+def _use(target: Target, spec: LevelSpec, go_on: Callable[[int], bool], where: Whereabouts, emit: Emit) -> None:
     """Cases as a campaign draws them: protocol, refusals, promises, coverage, speed."""
     problem = _at_the_bounds(target, spec, where, emit)
     if problem is not None:
@@ -122,7 +128,7 @@ def _use(target: Target, spec: LevelSpec, seconds: float, where: Whereabouts, em
     judged: dict[str, int] = {}
     marks: dict[str, int] = {}
     broken: dict[str, tuple[str, int]] = {}
-    while time.monotonic() - started < seconds or number < (1 if spec.level in TENSORS else 3):
+    while go_on(number):
         seed = case_seed(0, target.name, number)
         number += 1
         where.begin(f"case {number}")

@@ -79,7 +79,7 @@ def test_other_writes_into_shared_blocks_are_not() -> None:
 
 def test_many_hits_make_it_certain() -> None:
     frames: list[bytes] = []
-    check._use(Target("mine", "blocks", HitsInBlocks), SPEC, 0.5, Whereabouts(), frames.append)
+    check._use(Target("mine", "blocks", HitsInBlocks), SPEC, lambda number: number < 60, Whereabouts(), frames.append)
     checked = msgspec.json.decode(frames[-1], type=messages.Checked)
 
     assert any("returned the number of blocks that were hit" in what for what, _ in checked.problems)
