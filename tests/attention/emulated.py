@@ -23,7 +23,9 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Style:
-    """How a kernel computes. `scale_in`: "query" (rounded to the dtype), "float32 query" or "scores"."""
+    """How a kernel computes. `scale_in`: "query" or "both" (query and keys, as torch's plain path does; rounded to
+    the dtype), "float32 query" or "scores".
+    """
 
     scale_in: str
     base_2: bool
@@ -36,7 +38,7 @@ class Style:
 def random_style(rng: random.Random) -> Style:
     """One of the styles that public kernels have."""
     return Style(
-        scale_in=rng.choice(["query", "float32 query", "scores"]),
+        scale_in=rng.choice(["query", "both", "float32 query", "scores"]),
         base_2=rng.random() < 0.5,
         cast_weights=rng.random() < 0.7,
         num_splits=rng.choice([1, 1, 2, 3, 7]),
@@ -49,10 +51,14 @@ def run(style: Style, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: 
     """(out [T, H, D] in the inputs' dtype, lse [T, H] in float32) of a correct kernel of this style."""
     dtype, (num_queries, num_heads, _), context_len = q.dtype, q.shape, k.shape[0]
     factor = scale * (LOG2_E if style.base_2 else 1.0)
-    queries = q.float() if style.scale_in == "scores" else q.float() * factor
-    if style.scale_in == "query":
+    queries, keys = q.float(), k.float()
+    if style.scale_in == "both":
+        queries, keys = queries * factor**0.5, (keys * factor**0.5).to(dtype).float()
+    elif style.scale_in != "scores":
+        queries = queries * factor
+    if style.scale_in in ("query", "both"):
         queries = queries.to(dtype).float()
-    scores = torch.einsum("thd,nhd->htn", queries, expand_heads(k.float(), num_heads))
+    scores = torch.einsum("thd,nhd->htn", queries, expand_heads(keys, num_heads))
     if style.scale_in == "scores":
         scores *= factor
     seen = visible(num_queries, context_len, window=window)
