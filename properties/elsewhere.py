@@ -107,6 +107,16 @@ def shapes_elsewhere(target_name: str, device: str) -> dict[str, str | None]:
     return shapes
 
 
+def broken_elsewhere(case: Case, device: str) -> tuple[str, ...]:
+    """The clauses that the trace of a case breaks in a process of its own. Raises as `judge_elsewhere`, and AdapterError."""
+    order = Order("trace", case.target, device, trace=(case.geometry, case.operations))
+    with _folder() as name:
+        answer, death = _ask(order, Path(name))
+    if answer.adapter is not None:
+        raise AdapterError(*answer.adapter)
+    return (DEATH,) if death is not None else answer.results["broken"]
+
+
 def _folder() -> TemporaryDirectory[str]:
     """Raises UsageError where none can be made."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -114,7 +115,7 @@ def judge(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
 
 
 def run_one(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
-    """One trace, for whether the process survives it."""
+    """One trace: what it breaks, if the process survives it."""
     from properties.effort import effort_for
     from properties.specs import spec_of
     from properties.targets import load
@@ -122,8 +123,10 @@ def run_one(order: Order, folder: Path, write: Callable[[Answer], None]) -> None
 
     target, *_ = effort_for(load(order.target), order.profile_name, order.device)
     spec = noted(spec_of(target.level), folder, order.device)
-    run_trace(spec, target.make, *order.trace, tolerate=EVERYTHING)
-    write(Answer(complete=True))
+    verdict = run_trace(spec, target.make, *order.trace, tolerate=EVERYTHING)
+    if verdict.adapter is not None and not verdict.breaches:
+        raise verdict.adapter
+    write(Answer(complete=True, results={"broken": tuple(breach.property for breach in verdict.breaches)}))
 
 
 def shapes(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
@@ -148,8 +151,7 @@ def shapes(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:
 def main(name: str) -> None:
     """Carry out the order in a folder."""
     folder = Path(name)
-    import torch
-
+    os.environ["OMP_NUM_THREADS"] = "1"  # tensors this small are slower on several threads; bookkeeping needs no torch
     order: Order = pickle.loads((folder / ORDER).read_bytes())
 
     def write(answer: Answer) -> None:
@@ -157,12 +159,12 @@ def main(name: str) -> None:
             (folder / "next").write_bytes(pickle.dumps(answer))
         (folder / "next").replace(folder / "answer")
 
-    torch.set_num_threads(1)  # tensors this small are slower on several threads
     try:
         {"judge": judge, "trace": run_one, "shapes": shapes}[order.what](order, folder, write)
     except BaseException as error:
         leave_if_lost(order.device, folder)
-        if isinstance(error, torch.OutOfMemoryError):  # whoever asked for it in vain
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(error, torch.OutOfMemoryError):  # whoever asked for it in vain
             _leave(folder, f"the device has no memory left: {str(error).splitlines()[0]}")
         answer = _excuse(error, begun=(folder / NOTE).exists())
         if answer is None:

@@ -23,7 +23,7 @@ from properties.contract import AdapterError
 from properties.drive import drive
 from properties.ledger import Entry, Ledger
 from properties.levels import LevelSpec
-from properties.machine import Tally, search
+from properties.machine import Failing, Tally, search
 from properties.minimise import breaks, judge, minimise, trimmed
 from properties.specs import spec_of
 from properties.targets import Target
@@ -110,8 +110,8 @@ def judge_target(
     except AdapterError as error:
         results.tally.adapter = error
     if results.adapter is None:
-        for id, trace in results.tally.failing.items():
-            results.findings[id] = _finding(spec, target, id, trace, ledger)
+        for id, failing in results.tally.failing.items():
+            results.findings[id] = _finding(spec, target, id, failing, ledger)
     return results
 
 
@@ -143,8 +143,12 @@ def _seeds(spec: LevelSpec, results: Results, seeds: Sequence[int], broken: Mapp
         geometry, verdict = drive(spec, results.target.make, seed, tolerate=set(results.tally.failing))
         _count(results, verdict)
         _keep(results, verdict, geometry)
+        applied = tuple(verdict.applied)
         for id in broken.get(seed, ()):
-            results.tally.failing.setdefault(id, (geometry, tuple(verdict.applied)))
+            results.tally.failing.setdefault(id, Failing(geometry, applied, _AHEAD, len(applied)))
+
+
+_AHEAD = "it was broken in another process, which judged this trace ahead"
 
 
 def _count(results: Results, verdict: Any) -> None:
@@ -156,30 +160,37 @@ def _count(results: Results, verdict: Any) -> None:
 
 def _keep(results: Results, verdict: Any, geometry: Any) -> None:
     for breach in verdict.breaches:
-        results.tally.failing.setdefault(breach.property, (geometry, tuple(verdict.applied)))
+        failing = Failing(geometry, tuple(verdict.applied), breach.message, breach.step)
+        results.tally.failing.setdefault(breach.property, failing)
 
 
-def _finding(spec: LevelSpec, target: Target, id: str, trace: Any, ledger: Ledger) -> Finding:
+def _finding(spec: LevelSpec, target: Target, id: str, failing: Failing, ledger: Ledger) -> Finding:
     fails = breaks(spec, target.make, id)
     caps = target.make().capabilities
+    trace = failing.trace
     if fails(*trace):
         trace = trimmed(spec, target.make, trace, id)
         trace = minimise(spec, trace, fails, accepts=lambda geometry: spec.accepts(caps, geometry))
     verdict = judge(spec, target.make, *trace)
+    step = next((breach.step for breach in verdict.breaches if breach.property == id), None)
+    if step is None:  # what was seen the first time is all there is, and smaller traces were luck
+        trace, step = failing.trace, failing.step
     flaky = not verdict.broke(id)
-    message = "it broke once and not again: does the target, or its adapter, keep state between cases?"
     case = Case(
         level=target.level,
         target=target.name,
         property=id,
-        message=message if flaky else verdict.message(id),
+        message=f"{failing.message}. {ONCE}" if flaky else verdict.message(id),
         geometry=trace[0],
         operations=trace[1],
         flaky=flaky,
-        outcomes=getattr(verdict.state, "outcomes", {}),
+        outcomes={} if flaky else getattr(verdict.state, "outcomes", {}),
     )
-    step = next((breach.step for breach in verdict.breaches if breach.property == id), len(trace[1]))
     return Finding(case, step, ledger.find(target.name, id, fingerprint(case)))
+
+
+ONCE = "It broke once, and not when the same steps were done again"
+"""Of what was seen, and could not be seen a second time."""
 
 
 def read_corpus(folder: Path = CORPUS) -> list[Case]:

@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from properties.contract import VIOLATIONS, AdapterError
+from properties.contract import VIOLATIONS, AdapterError, Breach
 from properties.levels import LevelSpec
 from properties.timelimit import time_limit
 from properties.trial import ends, new_target, opened, undisturbed
@@ -54,6 +54,19 @@ def _quiet(profile: settings) -> settings:
     return settings(profile, deadline=None, print_blob=False, suppress_health_check=list(HealthCheck), phases=_PHASES)
 
 
+class Failing(NamedTuple):
+    """A trace that broke a clause, and what was said of it then: it may not break it a second time."""
+
+    geometry: Any
+    operations: tuple[Any, ...]
+    message: str
+    step: int
+
+    @property
+    def trace(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.geometry, self.operations
+
+
 @dataclass
 class Tally:
     """What the machine reached, over all its traces; `failing` has the shortest failing trace of each clause."""
@@ -63,7 +76,7 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     judged: Counter[str] = field(default_factory=Counter)
     marks: Counter[str] = field(default_factory=Counter)
-    failing: dict[str, tuple[Any, tuple[Any, ...]]] = field(default_factory=dict)
+    failing: dict[str, Failing] = field(default_factory=dict)
     adapter: AdapterError | None = None
     body_s: float = 0.0
     """Seconds spent in the rules' bodies: target and referee, without Hypothesis and its draws."""
@@ -163,16 +176,18 @@ def build_machine(
             self.done = outcome == "crashed"
             new = [b for b in breaches[seen:] if only is None or b.property == only]
             for breach in new:
-                self._keep(breach.property)
+                self._keep(breach)
             if ends(new, tolerate):
                 first = next(b for b in new if b.property not in tolerate)
                 self.done = True
                 raise VIOLATIONS[first.property](first.message)
 
-        def _keep(self, property: str) -> None:
-            known = tally.failing.get(property)
-            if known is None or len(self.trace) < len(known[1]):
-                tally.failing[property] = (self.geometry, tuple(self.trace))
+        def _keep(self, breach: Breach) -> None:
+            known = tally.failing.get(breach.property)
+            if known is None or len(self.trace) < len(known.operations):
+                tally.failing[breach.property] = Failing(
+                    self.geometry, tuple(self.trace), breach.message, len(self.trace)
+                )
 
         def teardown(self) -> None:
             if self.referee is None:

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis.errors import InvalidArgument
 from msgspec import structs
 
+from properties.alone import confirm
 from properties.case import read
 from properties.contract import CLAUSES, UsageError, clause
 from properties.effort import ON_DEVICES, effort_for
@@ -94,8 +95,11 @@ class Session:
     def _judge(self, name: str) -> Results:
         target = self.targets[name]
         if self.device == "cuda" and target.level in ON_DEVICES:
-            return judge_elsewhere(target, self.profile_name, self.device, self.ledger)
-        return judge_target(*effort_for(target, self.profile_name, self.device), self.ledger, read_corpus())
+            results = judge_elsewhere(target, self.profile_name, self.device, self.ledger)
+        else:
+            results = judge_target(*effort_for(target, self.profile_name, self.device), self.ledger, read_corpus())
+        confirm(results, self.device)
+        return results
 
     def shapes(self, name: str) -> dict[str, str | None]:
         """What is wrong with the shapes of real models on an attention target (see `elsewhere.shapes_elsewhere`)."""
