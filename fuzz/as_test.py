@@ -29,7 +29,7 @@ except ImportError as error:
         "beside this file: move the file, or run pytest --import-mode=importlib"
     ) from error
 
-TARGET = {target!r}
+{where}TARGET = {target!r}
 GEOMETRY = {geometry}
 OPERATIONS = [
 {operations}
@@ -41,12 +41,16 @@ def test_{function}() -> None:
 '''
 
 
+_WHERE = "# A file of this machine. For other machines name it as it is imported there: package.module:Class\n"
+
+
 def as_test(case: Case, target: str) -> str:
     """The text of a pytest file. `target` is the case's with an absolute path, where it has one."""
     names = sorted(set().union(*(_names_in(part) for part in (case.geometry, *case.operations))))
     return _TEMPLATE.format(
         property=case.property,
         shown=_safe(case.target),
+        where=_WHERE if target.rpartition(":")[0].endswith(".py") else "",
         target=target,
         clause=clause(case.property).text,
         steps=_safe("\n".join(steps_in_words(case.operations, outcomes=case.outcomes))),

@@ -226,7 +226,7 @@ def test_as_test_needs_no_more_than_its_own_file(leaky_case: Path, tmp_path: Pat
     ran = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
 
     assert done.err == ""
-    assert f"TARGET = '{project / 'mine.py'}:Leaky'" in done.out
+    assert f"package.module:Class\nTARGET = '{project / 'mine.py'}:Leaky'\n" in done.out
     assert imports[-1] == "from properties.stand_alone import check_trace"
     assert len(imports) == 2, imports
     assert "1 failed" in ran.stdout, ran.stdout
