@@ -5,7 +5,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from properties.attention.cases import CopyCase, ReadCase, Row
+from properties.attention.cases import CopyCase, ReadCase, Row, StoreCase
 from properties.attention.judges import judge
 from properties.attention.spec import SPEC
 from properties.attention.target import Batch, Output, Pool
@@ -67,6 +67,20 @@ class LseThatNobodyWrote(PlainTorch):
     def _read(self, pool: Pool, batch: Batch) -> Output:
         answer = super()._read(pool, batch)
         return answer if batch.want_lse else Output(answer.out, torch.full(answer.out.shape[:2], 7.0))
+
+
+class StoresThroughFloat32(PlainTorch):
+    """Exact for every number; which NaN a NaN becomes is the conversion's choice."""
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        super().store(pool, keys.float().to(keys.dtype), values.float().to(values.dtype), slots)
+
+
+class StoresThroughFloat16(PlainTorch):
+    """Loses bits of bfloat16 and float32, among them those of NaNs."""
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        super().store(pool, keys.half().to(keys.dtype), values, slots)
 
 
 class PartitionsOfDecodesAlone(PlainTorch):
@@ -137,3 +151,16 @@ def test_undeclared_refusals_and_copies_name_theirs() -> None:
     assert "add the exception's class to `refusals`" in refused.message
     assert "refusals" not in other.message, "its pool was an ordinary one"
     assert "copies_chained=False declares that" in unchained.message
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_any_nan_is_a_nan(dtype: str) -> None:
+    cases = [
+        StoreCase(dtype=dtype, layout=layout, slots=(5, -1, 9, 2, 30), block_size=4, num_blocks=8, num_kv_heads=2,
+                  head_size=80, query_form=form, seed=seed)
+        for layout in ("flash", "hnd") for form in ("contiguous", "fused") for seed in range(8)
+    ]  # fmt: skip
+
+    assert [judge(StoresThroughFloat32(), case).findings for case in cases] == [[]] * len(cases)
+    lossy = [finding.message for case in cases for finding in judge(StoresThroughFloat16(), case).findings]
+    assert len(lossy) == (len(cases) if dtype == "bfloat16" else 0)
