@@ -86,7 +86,7 @@ class Reader:
                 raise HistoryError(line.number, f"{name} is {getattr(event, name)}", "It must be at least 1")
         if event.window is not None and event.window < 1:
             raise HistoryError(line.number, f"window is {event.window}", "It must be at least 1, or left out")
-        for name in ("num_host_blocks", "max_idle_steps", "num_sinks"):
+        for name in ("num_host_blocks", "max_idle_steps", "look_ahead", "num_sinks"):
             if getattr(event, name) < 0:
                 raise HistoryError(line.number, f"{name} is {getattr(event, name)}", "It must not be negative")
         self._check_reserved(line.number, event)

@@ -47,7 +47,7 @@ class Opened(Event, tag="open"):
 
     `same_step_sharing`: a row may read what another row of the same step writes. `reserved_blocks` are never handed out.
     With `window`, the query at position p reads positions (p - window, p] and the first `num_sinks`.
-    `engine` is a name for people. `chunked_prefill` and `max_idle_steps` as in `EngineCapabilities`.
+    `engine` is a name for people. `max_idle_steps` and `look_ahead` as in `EngineCapabilities`.
     """
 
     format: str
@@ -61,6 +61,7 @@ class Opened(Event, tag="open"):
     same_step_sharing: bool = False
     reserved_blocks: list[Whole] = []
     max_idle_steps: Whole = 3
+    look_ahead: Whole = 0
     window: Whole | None = None
     num_sinks: Whole = 0
     engine: str = ""

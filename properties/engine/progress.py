@@ -64,6 +64,21 @@ def never_fits(state: EngineState, name: str, num_prompt: int, num_new: int) -> 
     )
 
 
+def refused_in_vain(state: EngineState, name: str, num_prompt: int, num_new: int, refusal: str) -> str:
+    """A request that can be served was refused, in words, with the declaration by which it may be."""
+    need = state.blocks_for_request(num_prompt, num_new)
+    by_design = (
+        "If a slot is kept for it by design, declare look_ahead=1"
+        if not state.capabilities.look_ahead and state.blocks_for_request(num_prompt, num_new + 1) > state.room
+        else "If it is meant, declare the limit (max_tokens, watermark_blocks, look_ahead)"
+    )
+    return (
+        f"submit({name}, {counted(num_prompt, 'token')}, {num_new} new) was refused with {refusal}, but it can be served: at "
+        f"its end it needs {counted(need, 'block')} of {state.room}, for {counted(num_prompt + num_new - 1, 'token')} "
+        f"({num_prompt} + {num_new} - 1: the KV of the last token sampled is never written). {by_design}"
+    )
+
+
 def too_many(request: Request) -> str:
     """A request goes on after its end, in words."""
     return f"request {request.name} has all its {request.max_new_tokens} new tokens, and a row samples one more"

@@ -23,7 +23,6 @@ from properties.engine.rows import usable_rows
 from properties.engine.state import Flight, Request
 from properties.protocol import Copy
 from properties.timelimit import TimedOut
-from properties.wording import counted
 
 Outcome = Literal["done", "refused", "illegal", "crashed"]
 Pair = tuple[Row, Request]
@@ -83,12 +82,7 @@ class EngineReferee(EngineBench):
         state.judged["LIVE-1"] += 1
         if fits:
             id = "ALLOC-5" if state.filling else "LIVE-1"
-            need = state.blocks_for_request(len(op.tokens), len(op.reply))
-            state.report(
-                id,
-                f"submit({op.name}, {counted(len(op.tokens), 'token')}, {len(op.reply)} new) was refused with {refusal}, "
-                f"but it needs {counted(need, 'block')} of {state.room} at its end: it can be served",
-            )
+            state.report(id, progress.refused_in_vain(state, op.name, len(op.tokens), len(op.reply), refusal))
         self._after()
 
     def _add(

@@ -42,6 +42,7 @@ class _Recorded:
             reserved_blocks=tuple(opened.reserved_blocks),
             chunked_prefill=True,
             max_idle_steps=opened.max_idle_steps,
+            look_ahead=opened.look_ahead,
             max_in_flight=opened.max_in_flight,
             salts=True,
             window=True,

@@ -65,3 +65,29 @@ def test_a_block_that_is_shared_within_a_step_comes_with_the_declaration() -> No
     assert "If request a writes it in the same step, before b reads it, and that is by design" in told["HASH-2"]
     assert "same_step_sharing=True" in told["HASH-2"]
     assert judged(*events, **OPENED, same_step_sharing=True) == {}
+
+
+def refused(num_prompt: int, num_new: int, **opened: object) -> str:
+    """What is said of a refusal, in a pool of 16 tokens."""
+    event = {
+        "event": "submit",
+        "name": "r",
+        "tokens": list(range(num_prompt)),
+        "max_new_tokens": num_new,
+        "refused": "TooLarge",
+    }
+    return judged(event, {"event": "close"}, **OPENED, **opened).get("LIVE-1", "")
+
+
+def test_a_refusal_for_the_last_token_is_reckoned_and_comes_with_the_declaration_that_allows_it() -> None:
+    message = refused(10, 7)
+    assert (
+        "needs 8 blocks of 8, for 16 tokens (10 + 7 - 1: the KV of the last token sampled is never written)" in message
+    )
+    assert message.endswith("If a slot is kept for it by design, declare look_ahead=1")
+    assert refused(10, 7, look_ahead=1) == ""
+
+
+def test_a_refusal_with_more_room_than_that_does_not_name_a_declaration_that_would_not_help() -> None:
+    assert refused(10, 6).endswith("declare the limit (max_tokens, watermark_blocks, look_ahead)")
+    assert refused(10, 8) == ""

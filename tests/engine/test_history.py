@@ -157,6 +157,7 @@ def test_a_whole_history_is_clean() -> None:
         ([b"\xef\xbb\xbf" + OPEN], 1, "byte order mark"),
         ([b"\xff\xfe{\x00\n"], 1, "UTF-16"),
         ([OPEN.replace(b'"max_rows":2', b'"max_rows":2,"max_idle_steps":-1')], 1, "max_idle_steps is -1"),
+        ([OPEN.replace(b'"max_rows":2', b'"max_rows":2,"look_ahead":-1')], 1, "look_ahead is -1"),
         ([OPEN.replace(b'"max_rows":2', b'"max_rows":2,"reserved_blocks":[9]')], 1, "block 9 is reserved"),
         ([OPEN.replace(b'"max_rows":2', b'"max_rows":2,"reserved_blocks":[0,1,2,3]')], 1, "all 4 blocks are reserved"),
         ([OPEN.replace(b'"max_rows":2', b'"max_rows":%d' % 2**80)], 1, "9223372036854775807"),
