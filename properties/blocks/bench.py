@@ -47,7 +47,7 @@ class Bench:
             ) from None
         try:
             self._look_at_pool()
-            opening.judge_fresh_system(self.state)
+            opening.judge_fresh_system(self.state, type(self.probe.target))
             opening.judge_memory(self.state, self.probe)
         except (Refused, Crashed) as failure:
             raise AdapterError(

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 from paged_ref.memory import kv_bytes_per_block
 from properties.blocks.probe import Probe
 from properties.blocks.state import State
 from properties.contract import AdapterError
 
+RESET = "build a new implementation in open() and reset its class-level globals"
+"""The remedy for what an earlier case has left."""
+NOT_THE_ADAPTER = (
+    "If it is the implementation that keeps it (a class attribute, a default argument, a module-level dict or free list), the "
+    "fault is there: two of them in one process would share it"
+)
+"""Said of state that an earlier case has left, since it cannot be seen who keeps it."""
+LEFT = f"if an earlier case has left it, {RESET}. {NOT_THE_ADAPTER}"
+"""For what may be left from an earlier case, or plainly wrong."""
+_HINT = ". If "
+"""How the sentence begins that says which declaration would make a state of the pool right."""
+_fresh: WeakSet[type] = WeakSet()
+"""Adapter classes that gave a fresh system in some `open` of this process."""
 
-def judge_fresh_system(state: State) -> None:
-    """Right after `open` the pool is empty; anything else is state left from an earlier case. Raises `AdapterError`."""
-    if state.breaches or state.cached:
-        problem = state.breaches[0].message if state.breaches else f"blocks {sorted(state.cached or ())} are cached"
-        raise AdapterError(
-            f"right after open() the system is not fresh: {problem}",
-            "build a new implementation in open() and reset its class-level globals",
-        )
+
+def judge_fresh_system(state: State, adapter: type) -> None:
+    """Right after `open` the pool is empty; anything else is state left from an earlier case. Raises `AdapterError`.
+
+    Where an earlier `open` gave a fresh one no declaration would help, and none is named.
+    """
+    if not state.breaches and not state.cached:
+        _fresh.add(adapter)
+        return
+    problem = state.breaches[0].message if state.breaches else f"blocks {sorted(state.cached or ())} are cached"
+    if adapter not in _fresh:
+        raise AdapterError(f"right after open() the system is not fresh: {problem}", RESET)
+    left = f"{problem.partition(_HINT)[0]}. It was fresh for an earlier case, which has left something behind"
+    raise AdapterError(f"right after open() the system is not fresh: {left}", f"{RESET}. {NOT_THE_ADAPTER}")
 
 
 _MODELS = ((32, 32, 128, 2), (28, 8, 128, 2), (3, 5, 96, 4))

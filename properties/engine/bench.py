@@ -46,14 +46,16 @@ class EngineBench:
         """Blocks that the step at hand copies inside the pool: from, to."""
         try:
             self._look_at_pool()
-            opening.judge_fresh_system(self.state)
+            opening.judge_fresh_system(self.state, type(self.probe.target))
             live = self.probe.live()
         except (Refused, Crashed) as failure:
             raise AdapterError(
                 f"right after open({geometry}): {failure}", "every question must have an answer"
             ) from None
         if live:
-            raise AdapterError(f"right after open() live() names {shown(live)}", "build a new engine in open()")
+            raise AdapterError(
+                f"right after open() live() names {shown(live)}", f"{opening.RESET}. {opening.NOT_THE_ADAPTER}"
+            )
 
     def close(self) -> None:
         """Give the target the chance to release what `open` took."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from properties.blocks import opening
 from properties.contract import AdapterError
 from properties.engine.protocol import Step
 from properties.engine.state import EngineState, Request
@@ -92,7 +93,8 @@ def judge_live(state: EngineState, names: Set[str]) -> list[str]:
     for name in names - state.requests.keys():
         if name not in state.ended:
             raise AdapterError(
-                f"live() names {name!r}, which was never submitted", "return the names that submit was given"
+                f"live() names {name!r}, which was never submitted",
+                f"return the names that submit was given; {opening.LEFT}",
             )
         state.report("LIVE-1", f"live() still names request {name}, which ended at step {state.ended[name]}")
     lost = []

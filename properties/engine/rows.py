@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from properties.blocks import opening
 from properties.contract import AdapterError
 from properties.engine.protocol import Row
 from properties.engine.state import EngineState
@@ -44,7 +45,8 @@ def _ranges(rows: Sequence[Row], name: str) -> str:
 def _report_ended(state: EngineState, row: Row) -> None:
     if row.name not in state.ended:
         raise AdapterError(
-            f"step returned a row of {row.name!r}, which was never submitted", "return the names that submit was given"
+            f"step returned a row of {row.name!r}, which was never submitted",
+            f"return the names that submit was given; {opening.LEFT}",
         )
     state.report(
         "SLOT-2",

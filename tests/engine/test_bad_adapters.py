@@ -48,7 +48,10 @@ def changed(change: Callable[[Step], Any]) -> Callable[[], OurEngine]:
         (lambda step: step._replace(rows=[("A", 0)]), "the row"),
         (lambda step: step._replace(rows=[Row("A", 3, 1, False)]), "backward"),
         (lambda step: step._replace(rows=[Row("A", -1, 1, False)]), "negative"),
-        (lambda step: step._replace(rows=[Row("nobody", 0, 1, False)]), "never submitted"),
+        (
+            lambda step: step._replace(rows=[Row("nobody", 0, 1, False)]),
+            "was never submitted. Remedy: return the names that submit was given; if an earlier case",
+        ),
         (lambda step: step._replace(rows=[("A", "x", 1, False)]), "the row"),
         (lambda step: step._replace(rows=[Row("A", None, 1, False)]), "the row"),  # type: ignore[arg-type]
         (lambda step: step._replace(rows=[Row("A", 0.0, 1, False)]), "the row"),  # type: ignore[arg-type]
