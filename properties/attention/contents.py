@@ -20,8 +20,9 @@ from paged_ref.parity import Expected, expect
 from properties.attention.cases import ReadCase, Row
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# In "steep" rows scores differ by some 64 from block to block, over so many blocks: 2**128 is no float32, so that an
-# exponential without the running maximum, or with that of the first block, is infinite.
+# In "steep" rows scores differ by some 64 from block to block, over so many blocks, the highest being 96: e**96 is no
+# float32, so that an exponential without the running maximum, or with that of the first block, is infinite. Around zero,
+# since scores that are kept in the dtype are rounded by more the larger they are.
 STEEP, MOST_STEPS = 64.0, 4
 # How far a peak stands above log(context length): 1 gives it about 70% of the weight among ordinary scores.
 PEAK_HEIGHTS = (1.0, 2.0, 6.0)
@@ -100,7 +101,7 @@ def _add_steps(case: ReadCase, q: Tensor, k: Tensor, rng: random.Random) -> None
     if rng.random() < 0.5:
         steps = MOST_STEPS - 1 - steps
     q[:, :, -1] = in_query
-    k[:, :, -1] = (in_key * (1 + steps))[:, None]
+    k[:, :, -1] = (in_key * (steps - (MOST_STEPS - 1) / 2))[:, None]
 
 
 def _add_peaks(case: ReadCase, q: Tensor, k: Tensor, rng: random.Random) -> None:

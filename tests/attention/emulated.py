@@ -1,14 +1,15 @@
 """Correct attention kernels of many styles, emulated in float32: what the tolerance must accept.
 
-A style says where the scale goes, whether the softmax is in base 2, whether the weights are cast to the
-dtype of the values, how many splits there are and in which precision their partial results are kept, and
-the tile size.
+A style says where the scale goes, whether scores are kept in the dtype, how the exponential is computed, what the sum of
+the weights is taken of, how many splits there are and in which precision their partial results are kept and merged, and
+the tile size. Each is that of a public engine; the comments name one.
 
 Letters: T query tokens, N context tokens, H query heads, G KV heads, D head size.
 """
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,15 +25,20 @@ LOG2_E = math.log2(math.e)
 @dataclass(frozen=True)
 class Style:
     """How a kernel computes. `scale_in`: "query" or "both" (query and keys, as torch's plain path does; rounded to
-    the dtype), "float32 query" or "scores".
+    the dtype), "float32 query" or "scores". What is rough is so for float16 and bfloat16 alone.
     """
 
-    scale_in: str
-    base_2: bool
-    cast_weights: bool
-    num_splits: int
-    partials_in_dtype: bool
-    tile: int
+    scale_in: str = "scores"
+    base_2: bool = False
+    scores_in_dtype: bool = False  # HF eager, lightllm
+    rough_exp: bool = False  # a polynomial of degree 3, as FlashAttention-4 has
+    lazy: bool = False  # the maximum is followed when it has grown by 8 in base 2: FlashAttention-4
+    cast_weights: bool = True
+    sum_of_cast: bool = False  # the sum of the weights is that of the rounded ones: FlashInfer's prefill
+    num_splits: int = 1
+    partials_in_dtype: bool = False  # vLLM's paged attention v2
+    chained: bool = False  # partial results are merged one after the other: vLLM's chunked context
+    tile: int = 64
 
 
 def random_style(rng: random.Random) -> Style:
@@ -40,9 +46,14 @@ def random_style(rng: random.Random) -> Style:
     return Style(
         scale_in=rng.choice(["query", "both", "float32 query", "scores"]),
         base_2=rng.random() < 0.5,
+        scores_in_dtype=rng.random() < 0.2,
+        rough_exp=rng.random() < 0.2,
+        lazy=rng.random() < 0.2,
         cast_weights=rng.random() < 0.7,
+        sum_of_cast=rng.random() < 0.2,
         num_splits=rng.choice([1, 1, 2, 3, 7]),
         partials_in_dtype=rng.random() < 0.3,
+        chained=rng.random() < 0.3,
         tile=rng.choice([1, 4, 16, 32, 64]),
     )
 
@@ -61,38 +72,73 @@ def run(style: Style, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: 
     scores = torch.einsum("thd,nhd->htn", queries, expand_heads(keys, num_heads))
     if style.scale_in == "scores":
         scores *= factor
+    if style.scores_in_dtype:
+        scores = scores.to(dtype).float()
     seen = visible(num_queries, context_len, window=window)
     scores.masked_fill_(~seen, -torch.inf)
     edges = [round(i * context_len / style.num_splits) for i in range(style.num_splits + 1)]
     partials = [
         _fold(style, scores[:, :, a:b], expand_heads(v.float(), num_heads)[a:b], dtype) for a, b in pairwise(edges)
     ]
-    out, lse = merge(torch.stack([p[0] for p in partials]), torch.stack([p[1] for p in partials]))
+    out, lse = _chained(partials, dtype) if style.chained else _merged(partials)
     return out.to(dtype).transpose(0, 1), lse.transpose(0, 1)
+
+
+def _merged(partials: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return merge(torch.stack([out for out, _ in partials]), torch.stack([lse for _, lse in partials]))
+
+
+def _chained(partials: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Each partial result merged into those before it, whose output is kept in the dtype."""
+    so_far = partials[0]
+    for partial in partials[1:]:
+        out, lse = _merged([so_far, partial])
+        so_far = out.to(dtype).float(), lse
+    return so_far
+
+
+def _rough_exp2(exponent: Tensor) -> Tensor:
+    """2**exponent to 1e-4: the whole part by the exponent's bits, the rest by a polynomial of degree 3."""
+    exponent = exponent.clamp_min(-127.0)
+    rest = exponent - exponent.floor()
+    mantissa = 1.0 + rest * (0.695146143 + rest * (0.227564394 + rest * 0.0771190897))
+    return torch.ldexp(mantissa, exponent.floor()).masked_fill(exponent <= -127.0, 0.0)
+
+
+def _rough_exp(exponent: Tensor) -> Tensor:
+    return _rough_exp2(exponent * LOG2_E)
 
 
 def _fold(style: Style, scores: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Online softmax over tiles of one split: (out [H, T, D], natural lse [H, T])."""
-    exp, log, unit = (torch.exp2, torch.log2, math.log(2)) if style.base_2 else (torch.exp, torch.log, 1.0)
+    log, unit = (torch.log2, math.log(2)) if style.base_2 else (torch.log, 1.0)
+    exp: Callable[[Tensor], Tensor] = torch.exp2 if style.base_2 else torch.exp
+    if style.rough_exp and dtype != torch.float32:
+        exp = _rough_exp2 if style.base_2 else _rough_exp
+    slack = (8.0 if style.base_2 else 8.0 * math.log(2)) if style.lazy else 0.0
     maximum = torch.full(scores.shape[:2], -torch.inf)
     total = torch.zeros(scores.shape[:2])
     weighted = torch.zeros(*scores.shape[:2], values.shape[2])
     for begin in range(0, scores.shape[2], style.tile):
         tile = scores[:, :, begin : begin + style.tile]
-        new_maximum = torch.maximum(maximum, tile.amax(2))
+        highest = tile.amax(2)
+        new_maximum = torch.where(highest > maximum + slack, highest, maximum)
         reference = new_maximum.masked_fill(new_maximum == -torch.inf, 0.0)
         kept, weights = exp(maximum - reference), exp(tile - reference[:, :, None])
-        total = total * kept + weights.sum(2)
-        weights = weights.to(dtype).float() if style.cast_weights else weights
+        cast = weights.to(dtype).float() if style.cast_weights else weights
+        total = total * kept + (cast if style.sum_of_cast else weights).sum(2)
         weighted = weighted * kept[:, :, None]
-        weighted += torch.einsum("htn,nhd->htd", weights, values[begin : begin + style.tile])
+        weighted += torch.einsum("htn,nhd->htd", cast, values[begin : begin + style.tile])
         maximum = new_maximum
     out = weighted / total.clamp_min(torch.finfo(torch.float32).tiny)[:, :, None]
     out = out.to(dtype).float() if style.partials_in_dtype else out
     return out, (maximum + log(total)) * unit
 
 
-INPUT_KINDS = ("normal", "peaked", "large scores", "small values", "shifted", "equal keys", "zero queries")
+INPUT_KINDS = (
+    *("normal", "peaked", "large scores", "small values", "tiny values"),
+    *("shifted", "equal keys", "near equal", "zero queries", "steep"),
+)
 
 
 def random_inputs(rng: random.Random, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -114,12 +160,18 @@ def random_inputs(rng: random.Random, dtype: torch.dtype, kind: str) -> tuple[Te
     elif kind == "equal keys":  # weights that all round the same way
         k[:] = k[0]
         k[rng.randrange(context_len)] += 1
+    elif kind == "near equal":  # weights a little below 1, which are all rounded the same way
+        q *= rng.choice([0.3, 0.03, 0.003])
+    elif kind == "steep":  # scores from -96 to 96, 64 apart
+        q[:, :, -1], k[:, :, -1] = 1.0, 64 / scale * ((torch.arange(context_len) // 16).clamp(max=3) - 1.5)[:, None]
     elif kind == "zero queries":
         q *= 0
     elif kind == "large scores":
         q *= 8
     elif kind == "small values":
         v *= 1e-3
+    elif kind == "tiny values":  # where float16 has no normal numbers
+        v *= 1e-6
     elif kind == "shifted":
         k, v = k + 3, v + 10
     return q.to(dtype), k.to(dtype), v.to(dtype), scale
