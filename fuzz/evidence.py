@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz import child, messages
+from properties.blocks.opening import NOT_THE_ADAPTER, RESET
 from properties.case import Case, decode, encode, read
 from properties.contract import UsageError
 
 ANSWER_S = 60.0
 """Seconds beyond its own limits after which a job's process is given up."""
-KEEPS_STATE = (
-    "state is kept between cases: build a new implementation in open(), and reset its class-level globals there. If it is not "
-    "the adapter that keeps it (a buffer, a table cached by its shape), it is a fault of what is under test: `pagefault test` "
-    "shows what it breaks"
-)
+KEEPS_STATE = f"state is kept between cases: {RESET}. {NOT_THE_ADAPTER}"
 
 
 @dataclass(frozen=True)

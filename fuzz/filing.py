@@ -51,7 +51,9 @@ class Filing:
         if evidence.how == "finding":
             return self.keep(run, case)
         if evidence.how == "leaks":
-            self.adapter(run, f"{suspect.property}: {evidence.detail}", KEEPS_STATE)
+            detail, _, steps = evidence.detail.partition("\n")
+            self.adapter(run, f"{suspect.property}: {detail}", KEEPS_STATE, steps)
+            run.reason = f"{run.reason}\n\n{steps}" if steps else run.reason
             return None
         if evidence.how == "error":
             self.folder.event("not-examined", target=run.name, property=suspect.property, detail=evidence.detail)
@@ -62,7 +64,7 @@ class Filing:
         return self.keep(run, _flaky(case, evidence.detail))
 
     def adapter(self, run: TargetRun, problem: str, remedy: str, trace: str = "") -> None:
-        """The verdict ADAPTER: the target is out. Modifies `run`. Raises `DiskError`."""
+        """The verdict ADAPTER: the target is out; `trace` is only for the record. Modifies `run`. Raises `DiskError`."""
         run.state, run.reason = "adapter", f"{problem}. Remedy: {remedy}"
         self.folder.event("adapter", target=run.name, problem=problem, remedy=remedy, trace=trace)
         self.tell(f"ADAPTER {run.name}: {run.reason}")

@@ -8,6 +8,7 @@ from fuzz import messages
 from fuzz.case_in_fork import MADE_WRONG, call_limit, fails_with, joined_case, replay, run_in_fork
 from fuzz.check import check
 from fuzz.isolate import BEAT, Emit, Ended, in_fork
+from fuzz.kept import Behind
 from fuzz.making import signs_of_life
 from fuzz.own_error import OwnError
 from fuzz.shrinking import Minimiser
@@ -96,7 +97,8 @@ def confirm(target: Target, case: Case, command: messages.Confirm) -> messages.C
             if joined is not None and fails_with(run_in_fork(spec, target, joined, limit_s), case.property):
                 return messages.Confirmed(how="failed", case=encode(joined).decode())
             detail = f"alone it passes, behind {len(before)} earlier case{'s' * (count != 1)} it fails"
-            return messages.Confirmed(how="leaks", detail=detail)
+            told = Behind(spec, target, case, limit_s).explained(before)
+            return messages.Confirmed(how="leaks", detail=f"{detail}: {told}" if told else detail)
     return messages.Confirmed(how="gone", detail=f"it passed in {TRIES} fresh processes")
 
 

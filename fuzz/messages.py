@@ -170,6 +170,7 @@ class Judged(Message, frozen=True, tag="judged"):
 class Confirmed(Message, frozen=True, tag="confirmed"):
     """`how` is "failed", "flaky" (sometimes), "leaks" (only behind other cases) or "gone" (never again).
 
+    detail: why, in a line; below it the steps of the earlier case and of this one, where something leaks.
     case: the case that failed, where that is another one: the operations of earlier cases before it.
     """
 

@@ -13,6 +13,7 @@ from fuzz.whereabouts import located
 from properties.case import Case, encode, read
 from properties.contract import UsageError
 from properties.specs import spec_of
+from properties.wording import HELD_ALONE
 
 EXIT_CODES = {"FIXED": 0, "FAILED": 1, "FAILED, changed": 1, "ERROR": 2}
 
@@ -64,7 +65,7 @@ class Replayer:
             if verdict[0] == "FAILED":
                 return verdict
         if case.flaky and verdict[0] == "FIXED":
-            detail = f"{verdict[1]} in {TRIES} runs, but it was found by chance: that is no proof. Run a campaign again"
+            detail = f"{verdict[1]} in {TRIES} runs, but {_found_how(case)}: that is no proof. Run a campaign again"
             return verdict[0], detail, verdict[2]
         return verdict
 
@@ -88,6 +89,13 @@ class Replayer:
 
     def _forget(self, target: str) -> None:
         self._children.pop(target).stop()
+
+
+def _found_how(case: Case) -> str:
+    """Why a flaky case need not break, in words."""
+    if HELD_ALONE in case.message:
+        return "it held alone when it was found, too, and broke behind other cases or by chance"
+    return "it was found by chance"
 
 
 def verdict_of(case: Case, judged: messages.Judged) -> tuple[str, str, int]:

@@ -13,11 +13,12 @@ from properties.contract import AdapterError, UsageError
 from properties.elsewhere import OwnError, broken_elsewhere
 from properties.judging import ONCE, Results
 from properties.targets import Unavailable
+from properties.wording import HELD_ALONE
 
 NOT_ALONE = (
-    "Alone, in a fresh process, this case holds: does the target, or its adapter, keep state between cases (a global, a class "
-    "attribute, a buffer that is made once), or depend on time or chance? `pagefault run` looks for the cases that must come "
-    "before it"
+    f"{HELD_ALONE}. Either the target, or its adapter, keeps state between cases (a class attribute, a default argument, a "
+    "buffer that is made once): `pagefault run` shows the shortest earlier case behind which it breaks. Or it depends on time, "
+    "on chance, on id(), or on hash() of strings, which begins afresh in each process (not with PYTHONHASHSEED=0)"
 )
 ONLY_ALONE = "In a fresh process it broke again, and that is what `pagefault repro` shows"
 

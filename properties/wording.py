@@ -10,3 +10,7 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun[:-1]}ies" if noun.endswith("ry") else f"{number:,} {noun}s"
+
+
+HELD_ALONE = "Alone, in a fresh process, this case holds"
+"""Begins what is added to a finding that was seen behind other cases; `pagefault repro` knows such a case by it."""

@@ -88,7 +88,8 @@ def _environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     interpreted = {} if shutil.which("nvidia-smi") else {"TRITON_INTERPRET": "1"}  # before Triton is imported
     hypothesis = {"HYPOTHESIS_STORAGE_DIRECTORY": str((ROOT / "hypothesis").absolute())}  # not in the user's folder
-    return {**interpreted, **hypothesis, **kept, "PYTHONPATH": path}
+    seed = {"PYTHONHASHSEED": "0"}  # that of replays, else what depends on it would break here and hold there
+    return {**interpreted, **hypothesis, **kept, "PYTHONPATH": path, **seed}
 
 
 def _anywhere(name: str) -> str:

@@ -48,7 +48,7 @@ class CacheReferee(BlocksReferee):
         """Apply and judge one operation. "illegal" means that it has no meaning here and was not applied."""
         self._pending, self._in_batch = [], False
         self.tensors.planned.begin()
-        if isinstance(operation, Resume):
+        if isinstance(operation, Resume) and why_illegal(self.state, operation) is None:
             self.reads.returned.add(operation.name)
         try:
             return self._batch(operation) if isinstance(operation, BatchStep) else super().apply(operation)

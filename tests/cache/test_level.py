@@ -9,13 +9,14 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from fuzz.faults import all_faults
 from paged_impl.cache import PagedKVCache
 from paged_impl.step import Step
 from paged_ref.layouts import Layout, pack_keys, pack_values
 from paged_ref.trie import TokenRuns
 from properties.attention.budget import on_device
 from properties.attention.target import Pool
-from properties.blocks.operations import Admit, Append, Free
+from properties.blocks.operations import Admit, Append, Free, Resume
 from properties.cache.generate import accepts, choose_geometry
 from properties.cache.legality import why_illegal
 from properties.cache.mirror import contents_of, fill_slots, slots_that_differ
@@ -28,7 +29,7 @@ from properties.report import operation_in_words
 from properties.specs import spec_of
 from properties.targets import Target, Unavailable
 from properties.targets.cache_ours import OurCache, OurTritonCache
-from properties.trial import run_trace
+from properties.trial import EVERYTHING, run_trace
 from tests.cache.plain_cache import ForgetsTheNewest, PlainTarget, WithANullBlock
 
 SPEC = spec_of("cache")
@@ -36,6 +37,16 @@ GEOMETRY = CacheGeometry(block_size=2, num_blocks=4, num_layers=2)
 
 
 # ---- what is generated
+
+
+def test_a_sequence_has_come_back_only_where_its_resume_had_a_meaning() -> None:
+    unscaled = all_faults()["cache-scale-is-forgotten"]
+    trace = [Admit("A", (0, 1)), Resume("A"), Append("A", (1,)), Free("A")]
+    verdict = run_trace(SPEC, unscaled.make, GEOMETRY, trace, tolerate=EVERYTHING)
+
+    assert verdict.broke("READ-1")
+    assert not verdict.broke("PREEMPT-1")
+    assert verdict.state.judged["PREEMPT-1"] == 0
 
 
 def test_equal_runs_have_equal_kv_and_others_do_not() -> None:

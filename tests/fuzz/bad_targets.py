@@ -299,3 +299,18 @@ class Absurd(OurBlocks):
     capabilities = Capabilities(
         refusals=(Exception,), block_sizes=(0,), num_blocks=(5, 2), max_sequences=0, promises=frozenset({"HASH-1"})
     )
+
+
+class SharesWidth(OurBlocks):
+    """A class attribute in place of one of the manager's own: one wide sequence turns the slots of all later systems."""
+
+    wide = False
+
+    def open(self, config: Geometry) -> None:
+        super().open(config)
+        self.turned = SharesWidth.wide
+
+    def slots(self, name: str) -> Sequence[int]:
+        slots = super().slots(name)
+        SharesWidth.wide |= len(slots) > 4
+        return slots[::-1] if self.turned else slots

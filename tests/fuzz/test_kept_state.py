@@ -13,9 +13,11 @@ from fuzz.shrinking import KEPT
 from properties.attention.cases import AttentionSetting, ReadCase
 from properties.attention.spec import SPEC
 from properties.attention.targets.plain import PlainTorch
+from properties.blocks.opening import NOT_THE_ADAPTER
 from properties.case import Case, decode, encode
 from properties.drive import drive
 from tests.attention.test_findings import BATCH
+from tests.fuzz.helpers import pagefault
 
 LIMIT_S = 20.0
 
@@ -87,3 +89,20 @@ def test_whether_the_second_call_is_wrong_by_itself_is_said(
     found = decode(smaller.case.encode())
     assert found.operations[0].variation == variation
     assert (KEPT.format("second") in found.message) == kept
+
+
+def test_what_leaks_from_case_to_case_is_told_with_both_made_as_short_as_they_go(tmp_path: Path) -> None:
+    name = f"{Path(__file__).with_name('bad_targets.py')}:SharesWidth"
+    done = pagefault("run", "-t", name, "--time", "8s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path)
+    reason = done.json["targets"][name]["reason"]
+
+    assert (done.code, done.json["targets"][name]["state"]) == (2, "adapter")
+    assert "alone it passes, behind 1 earlier case it fails: sequence " in reason
+    assert NOT_THE_ADAPTER in reason
+    told = reason.partition("\n\n")[2].splitlines()
+    assert [line.partition(" (")[0].strip() for line in told if not line.startswith("  ")] == [
+        "an earlier system",
+        "then a new one",
+    ]
+    assert len(told) <= 6
+    assert "<- breaks " in told[-1]

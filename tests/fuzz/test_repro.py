@@ -20,6 +20,7 @@ from properties.case import fingerprint, read
 from properties.contract import AdapterError, UsageError
 from properties.judging import CORPUS
 from properties.stand_alone import check_trace
+from properties.wording import HELD_ALONE
 from tests.fuzz.helpers import BAD, Finished, bad, environment, pagefault
 
 Edit = Callable[[dict[str, Any]], None]
@@ -436,3 +437,16 @@ def test_a_case_that_was_found_by_chance_is_not_proven_fixed(leaky_case: Path, t
 
     assert done.code == 0
     assert "runs, but it was found by chance: that is no proof" in done.out
+
+
+def test_a_case_that_held_alone_when_it_was_found_is_not_proven_fixed(leaky_case: Path, tmp_path: Path) -> None:
+    def kept(fields: dict[str, Any]) -> None:
+        fields.update(target=bad("Sound"), flaky=True, message=f"a count is wrong. {HELD_ALONE}")
+
+    done = pagefault("repro", _edited(leaky_case, tmp_path / "c.json", kept), cwd=tmp_path)
+
+    assert done.code == 0
+    assert (
+        "but it held alone when it was found, too, and broke behind other cases or by chance: that is no proof"
+        in done.out
+    )

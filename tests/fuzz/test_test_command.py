@@ -52,3 +52,26 @@ def test_an_unknown_hypothesis_profile_is_one_line(tmp_path: Path) -> None:
     assert "INTERNALERROR" not in done.out + done.err
     words = "--hypothesis-profile 'nightly' is unknown: give pagefault-dev, pagefault-ci, pagefault-night"
     assert words in done.out + done.err
+
+
+def test_strings_have_the_hashes_that_they_have_in_a_replay(tmp_path: Path) -> None:
+    """Else what depends on them would break here, and hold in every fresh process."""
+    file = tmp_path / "hashing.py"
+    file.write_text(HASHING)
+    done = pagefault("test", "-t", f"{file}:Hashes", "--property", "SLOT-1", cwd=tmp_path, PYTHONHASHSEED="random")
+    case = next((tmp_path / "pagefault-out" / "pytest").glob("*SLOT-1*.json"))
+
+    assert done.code == 1
+    assert "fresh process" not in done.out
+    assert pagefault("repro", case, cwd=tmp_path).code == 1
+
+
+HASHING = """
+from properties.targets.ours import OurBlocks
+
+class Hashes(OurBlocks):
+    # Turned round, where four bits of a string's hash say so.
+    def table(self, name):
+        table = list(super().table(name))
+        return table[::-1] if len(table) == 2 and min(table) >= 0 and hash(f"{table}") % 16 == 0 else table
+"""
