@@ -80,8 +80,9 @@ def _print_group(group: Group, console: Console, options: list[str]) -> None:
     """What was broken first in full, and a line for each case of it and behind it."""
     finding, case = group.first, group.first.case
     if case.flaky:
-        flaky = case.message.split(" FLAKY: ")[-1]
-        plain(console, f"\nFLAKY {case.property} of {case.target}: {flaky}\ncase:   {finding.path}")
+        seen, _, why = case.message.rpartition(" FLAKY: ")
+        words = f"{why}\nwhat was seen: {seen}" if seen else case.message
+        plain(console, f"\nFLAKY {case.property} of {case.target}: {words}\ncase:   {finding.path}")
         return
     plain(console, f"\n{tell(case, hint('repro', finding.path, *options))}\ncase:   {finding.path}")
     for other in group.together:

@@ -24,6 +24,7 @@ def _misread(state: State, seq: LiveSequence, position: int, slot: int, verb: st
 
 
 RECOMPUTED = "If what was hit is computed again by design, declare recomputes_hits=True"
+TOO_MANY = "If it is the adapter that counts otherwise: it must return how many leading tokens hit"
 
 
 def counts_blocks(state: State, seq: LiveSequence, cached: int) -> bool:
@@ -34,18 +35,21 @@ def counts_blocks(state: State, seq: LiveSequence, cached: int) -> bool:
     return all(content[slot] == run for slot, run in zip(seq.slots[: cached * size], seq.runs, strict=False))
 
 
-def judge_hits(state: State, seq: LiveSequence, cached: int) -> None:
-    """The leading `cached` tokens of a new sequence were taken from the cache: are they its own, and written?"""
+def judge_hits(state: State, seq: LiveSequence, cached: int, said: int) -> None:
+    """The leading `cached` tokens of a new sequence were taken from the cache: are they its own, and written?
+
+    said: what the target said, which may be more than there are.
+    """
     judged = state.judged
     recomputes = state.capabilities.recomputes_hits
     judged["HASH-4"] += not recomputes
-    if cached > len(seq.tokens) - 1 and not recomputes:
+    if cached == len(seq.tokens) and not recomputes:
         state.report(
             "HASH-4",
-            f"sequence {seq.name} has {counted(len(seq.tokens), 'token')} and {cached} are said to be cached: no token is left "
-            f"to compute, so there is no query and no output; at most {len(seq.tokens) - 1} may be taken. {RECOMPUTED}",
+            f"sequence {seq.name} has {counted(len(seq.tokens), 'token')} and {said} are said to be cached: no token is left "
+            f"to compute, so there is no query and no output; at most {len(seq.tokens) - 1} may be taken. "
+            f"{RECOMPUTED if said == cached else TOO_MANY}",
         )
-        cached = len(seq.tokens)
     if not cached:
         return
     if cached == len(seq.tokens):

@@ -103,11 +103,12 @@ class BlocksReferee(Bench):
         except Refused as refusal:
             self._refused(what, str(refusal), state.blocks_for(len(tokens)), answer)
             return "refused"
-        if not 0 <= cached <= len(tokens):
+        if cached < 0 or (cached > len(tokens) and state.capabilities.recomputes_hits):
             raise AdapterError(
                 f"{method}({name}) returned {cached} cached tokens of {len(tokens)}",
                 "return how many leading tokens hit",
             )
+        said, cached = cached, min(cached, len(tokens))
         seq = LiveSequence(name, salt, list(tokens), state.runs.extend(state.runs.root(salt), tokens), family={name})
         if state.capabilities.prefix_cache:
             state.latest = latest
@@ -121,7 +122,7 @@ class BlocksReferee(Bench):
         self._perform_copies(seq, ())
         if not self._look_at_sequences(seq):
             return "done"
-        self._judge_new(seq, cached, before, compute=compute)
+        self._judge_new(seq, cached, before, said, compute=compute)
         if compute and split:
             self._publish(seq)
         calls.judge_answer(state, what, answer, copy_due=False)
@@ -129,10 +130,12 @@ class BlocksReferee(Bench):
         calls.judge_prediction(state, what, predicted, available)
         return "done"
 
-    def _judge_new(self, seq: LiveSequence, cached: int, before: Collection[int] | None, *, compute: bool) -> None:
+    def _judge_new(
+        self, seq: LiveSequence, cached: int, before: Collection[int] | None, said: int, *, compute: bool
+    ) -> None:
         state, size = self.state, self.state.block_size
         if state.capabilities.prefix_cache:
-            access.judge_hits(state, seq, cached)
+            access.judge_hits(state, seq, cached, said)
         declarations.note_hit(state, seq, cached)
         hits = blocks_of_slots(seq.slots[:cached], size)
         fresh = [block for block in seq.blocks if block not in hits]

@@ -111,3 +111,10 @@ def test_chance_is_called_flaky(tmp_path: Path) -> None:
     assert findings
     assert any(finding["flaky"] for finding in findings)
     assert all("keep state" in finding["message"] for finding in findings if finding["flaky"])
+
+
+def test_what_is_flaky_is_told_with_what_was_seen(tmp_path: Path) -> None:
+    done = pagefault("run", "-t", bad("Random"), "--time", "2s", "--seed", 3, "--out", "o", cwd=tmp_path)
+
+    assert f"FLAKY REF-1 of {bad('Random')}: it " in done.out
+    assert "what was seen: block " in done.out

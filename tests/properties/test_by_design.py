@@ -10,7 +10,7 @@ import pytest
 
 from fuzz import check, messages
 from fuzz.check_where import Whereabouts
-from properties.blocks import declarations
+from properties.blocks import access, declarations
 from properties.blocks.operations import Admit, Append, Geometry
 from properties.blocks.spec import SPEC
 from properties.drive import drive
@@ -104,3 +104,30 @@ def test_what_may_be_meant_is_said_with_its_remedy(
     make: type[OurBlocks], property: str, trace: Sequence[Any], advice: str
 ) -> None:
     assert advice in message(make, property, trace)
+
+
+class HitsBeyondThePrompt(OurBlocks):
+    """A stale entry answers: the lookup finds more tokens than it was asked for."""
+
+    def allocate(self, name: str, tokens: Sequence[int], salt: str | None = None) -> int:
+        return super().allocate(name, tokens, salt) and len(tokens) + 2
+
+    def admit(self, name: str, tokens: Sequence[int], salt: str | None = None) -> int:
+        return super().admit(name, tokens, salt) and len(tokens) + 2
+
+
+class RecomputesBeyond(HitsBeyondThePrompt):
+    capabilities = msgspec.structs.replace(OurBlocks.capabilities, recomputes_hits=True)
+
+
+def test_more_hits_than_tokens_are_a_finding_with_its_steps() -> None:
+    found = message(HitsBeyondThePrompt, "HASH-4", TWICE)
+
+    assert found.startswith("sequence B has 5 tokens and 7 are said to be cached: no token is left to compute")
+    assert found.endswith(access.TOO_MANY)
+
+
+def test_more_hits_than_tokens_are_the_adapters_where_whole_hits_are_declared() -> None:
+    verdict = run_trace(SPEC, RecomputesBeyond, GEOMETRY, TWICE)
+
+    assert "returned 7 cached tokens of 5. Remedy: return how many leading tokens hit" in str(verdict.adapter)
