@@ -36,7 +36,8 @@ def check(contract: Any, clause_id: str, target_name: str) -> None:
     if clause_id not in results.applicable:
         pytest.skip(f"{target_name} does not offer or promise what {clause_id} judges")
     if not results.judged[clause_id]:
-        pytest.fail(f"{clause_id} applies to {target_name} but was never judged: a clean verdict would say nothing")
+        reason = f"{clause_id} applies to {target_name} but was never judged: a clean verdict would say nothing"
+        pytest.fail(reason, pytrace=False)
 
 
 def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Results:
