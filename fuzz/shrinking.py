@@ -77,12 +77,23 @@ class Minimiser:
 
     def _isolated(self) -> Case:
         limit_s = self._quick_limit()
+        self.case = self._without_refused(limit_s)
 
         def fails(geometry: Any, operations: Sequence[Any]) -> bool:
             candidate = self._with(geometry, operations)
             return fails_with(run_in_fork(self.spec, self.target, candidate, limit_s), self.case.property)
 
         return self._with(*self._minimise(fails, lambda geometry: True))  # each fork asks whether it is accepted
+
+    def _without_refused(self, limit_s: float) -> Case:
+        """The case without its refused steps, if it fails so: where each candidate has its own process, few can be tried."""
+        if self.case.property == CRASH:
+            return self.case
+        outcomes = replay(self.target, self.case, self.limit_s).outcomes
+        kept = [op for i, op in enumerate(self.case.operations, 1) if not outcomes.get(i, "").startswith("refused")]
+        shorter = self._with(self.case.geometry, kept)
+        run = run_in_fork(self.spec, self.target, shorter, limit_s)
+        return shorter if kept and fails_with(run, self.case.property) else self.case
 
     def _minimise(
         self, fails: Callable[[Any, Sequence[Any]], bool], accepts: Callable[[Any], bool]
