@@ -137,12 +137,12 @@ class WrongHead(PlainTorch):
 
 
 class SlightlyWrong(PlainTorch):
-    """An output that is 4 % too large: less than the limit of a row in bfloat16, more than the tolerance of parity."""
+    """An output that is 5 % too large: less than the limit of a row in bfloat16, more than the tolerance of parity."""
 
     name = "slightly-wrong"
 
     def _read(self, pool: Pool, batch: Batch) -> Output:
-        return Output(super()._read(pool, batch).out * 1.04)
+        return Output(super()._read(pool, batch).out * 1.05)
 
 
 class ComputesBeforehand(PlainTorch):

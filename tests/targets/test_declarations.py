@@ -87,7 +87,7 @@ class WrongHalves(Halves):
 
 @pytest.mark.parametrize("make", [SoundTiny, Halves])
 def test_what_is_sound_is_clean(make):
-    hunt = Hunt(make, num_seeds=1000)
+    hunt = Hunt(make, num_seeds=1200)
 
     assert hunt.found == {}
     assert hunt.unreached() == ({}, [])

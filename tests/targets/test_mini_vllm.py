@@ -118,7 +118,7 @@ def test_without_these_faults_nothing_is_found(make, monkeypatch):
         behind = ()
 
     monkeypatch.setattr(make().source, "BlockSpaceManager", Mended)
-    hunt = Hunt(make, num_seeds=1000)
+    hunt = Hunt(make, num_seeds=1200)
 
     assert hunt.found == {}
     assert hunt.unreached() == ({}, [])

@@ -56,7 +56,7 @@ def test_without_the_bug_nothing_is_found(make, monkeypatch):
     manager = make.open.__globals__["TinyManager"]
     monkeypatch.setattr(manager, "_key", lambda self, tokens, start: tuple(tokens[: start + self.block_size]))
 
-    hunt = Hunt(make, num_seeds=1000)
+    hunt = Hunt(make, num_seeds=1200)
 
     assert hunt.found == {}
     assert hunt.unreached() == ({}, [])

@@ -12,7 +12,7 @@ def _make():
 
 
 def test_nothing_is_found(make):
-    hunt = Hunt(make, num_seeds=1100)
+    hunt = Hunt(make, num_seeds=1300)
 
     assert hunt.found == {}
     assert hunt.unreached() == ({}, [])

@@ -22,7 +22,7 @@ def _allocators(make):
 
 
 def test_nothing_is_found(make):
-    hunt = Hunt(make, num_seeds=1100)
+    hunt = Hunt(make, num_seeds=1300)
 
     assert hunt.found == {}
     assert hunt.unreached() == ({}, [])
