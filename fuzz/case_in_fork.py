@@ -15,6 +15,7 @@ from fuzz.values import DEFAULT_LIMIT_S
 from properties.case import Case, decode, encode
 from properties.drive import drive
 from properties.levels import LevelSpec
+from properties.minimise import Trace
 from properties.report import operation_in_words
 from properties.specs import spec_of
 from properties.targets import Target
@@ -111,7 +112,7 @@ def run_in_fork(
     """The clauses that a case breaks, as JSON in the last frame; behind the traces of `preceding` (seed, steps) if given."""
 
     def work(emit: Emit) -> None:
-        _drive_again(spec, target, preceding, emit)
+        drive_again(spec, target, preceding, emit)
         _emit_broken(spec, target, case.geometry, case.operations, emit)
 
     return in_guarded_fork(work, limit_s=limit_s)
@@ -138,18 +139,19 @@ def joined_case(
     is then within it. None where the traces did not come to their end."""
 
     def work(emit: Emit) -> None:
-        before = [op for op in _drive_again(spec, target, preceding, emit) if op != spec.closing]
+        traces = drive_again(spec, target, preceding, emit)
+        before = [op for _, operations in traces for op in operations if op != spec.closing]
         emit(encode(Case(**{**msgspec.structs.asdict(case), "operations": (*before, *case.operations)})))
 
     ended = in_guarded_fork(work, limit_s=limit_s)
     return None if ended.failed or not ended.frames else decode(ended.frames[-1])
 
 
-def _drive_again(spec: LevelSpec, target: Target, traces: Sequence[tuple[int, int]], emit: Emit) -> list[Any]:
-    """Drives the traces (seed, steps) one after the other; all operations that were applied."""
-    applied: list[Any] = []
-    for seed, steps in traces:
-        _, verdict = drive(
+def drive_again(spec: LevelSpec, target: Target, preceding: Sequence[tuple[int, int]], emit: Emit) -> list[Trace]:
+    """Drives the traces (seed, steps) one after the other; of each its geometry and the operations that were applied."""
+    traces: list[Trace] = []
+    for seed, steps in preceding:
+        geometry, verdict = drive(
             spec,
             target.make,
             seed,
@@ -158,8 +160,8 @@ def _drive_again(spec: LevelSpec, target: Target, traces: Sequence[tuple[int, in
             before=lambda op: emit(BEAT),
             limit_s=NO_LIMIT_S,
         )
-        applied += verdict.applied
-    return applied
+        traces.append((geometry, tuple(verdict.applied)))
+    return traces
 
 
 def _emit_broken(spec: LevelSpec, target: Target, geometry: Any, operations: Sequence[Any], emit: Emit) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from fuzz.case_in_fork import NO_LIMIT_S, drive_again
 from fuzz.isolate import BEAT, Emit
 from fuzz.own_error import in_guarded_fork
 from properties.case import Case
-from properties.drive import drive
 from properties.levels import LevelSpec
 from properties.minimise import Trace, minimise
 from properties.report import geometry_in_words, steps_in_words
@@ -22,7 +22,6 @@ SECONDS = 8.0
 """For making both traces smaller: the campaign of this target is over, and its user waits for this."""
 MOST_SHOWN = 3
 """More earlier traces than this explain nothing."""
-NO_LIMIT_S = 30 * 24 * 3600.0
 
 
 class _Seen(msgspec.Struct):
@@ -63,17 +62,8 @@ class Behind:
         """The earlier traces, drawn again one behind the other in a fork."""
 
         def work(emit: Emit) -> None:
-            for seed, steps in preceding:
-                geometry, verdict = drive(
-                    self.spec,
-                    self.target.make,
-                    seed,
-                    num_steps=steps,
-                    tolerate=EVERYTHING,
-                    before=lambda op: emit(BEAT),
-                    limit_s=NO_LIMIT_S,
-                )
-                emit(msgspec.json.encode((geometry, verdict.applied)))
+            for trace in drive_again(self.spec, self.target, preceding, emit):
+                emit(msgspec.json.encode(trace))
 
         ended = in_guarded_fork(work, limit_s=self.limit_s)
         kind = tuple[self.spec.geometry, tuple[self.spec.operation, ...]]  # type: ignore[name-defined]

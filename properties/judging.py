@@ -173,9 +173,9 @@ def _finding(spec: LevelSpec, target: Target, id: str, failing: Failing, ledger:
         trace = minimise(spec, trace, fails, accepts=lambda geometry: spec.accepts(caps, geometry))
     verdict = judge(spec, target.make, *trace)
     step = next((breach.step for breach in verdict.breaches if breach.property == id), None)
+    flaky = step is None
     if step is None:  # what was seen the first time is all there is, and smaller traces were luck
         trace, step = failing.trace, failing.step
-    flaky = not verdict.broke(id)
     case = Case(
         level=target.level,
         target=target.name,
