@@ -8,7 +8,7 @@ TARGET = f"{Path(__file__).with_name('hanging_kernel.py')}:Hangs"
 
 
 def test_a_limit_that_is_given_counts_for_kernels_too(tmp_path: Path) -> None:
-    options = ("--time", "12s", "--call-limit", "3s", "--seed", 1, "--out", "o", "--json")
+    options = ("--time", "60s", "--fail-fast", "--call-limit", "3s", "--seed", 1, "--out", "o", "--json")
     done = pagefault("run", "-t", TARGET, *options, cwd=tmp_path)
     findings = done.json["targets"][TARGET]["findings"]
 
@@ -19,7 +19,7 @@ def test_a_limit_that_is_given_counts_for_kernels_too(tmp_path: Path) -> None:
 
 
 def test_check_target_tells_a_kernel_that_hangs(tmp_path: Path) -> None:
-    done = pagefault("check-target", TARGET, "--call-limit", "3s", cwd=tmp_path)
+    done = pagefault("check-target", TARGET, "--time", "60s", "--call-limit", "3s", cwd=tmp_path)
 
     assert done.code == 0, done.err  # the adapter is sound
     assert "CRASH-2: decode: row 0" in done.out

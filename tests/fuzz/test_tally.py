@@ -30,3 +30,15 @@ def test_seeds_of_cases_differ_and_do_not_change() -> None:
     assert len(seeds) == 1200
     assert case_seed(1, "ours", 0) == 120033408218492449  # a campaign's cases are the same on every machine
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    "here, there",
+    [
+        ("kernels/mine.py:Target", "/builds/17/kernels/mine.py:Target"),
+        ("nano-vllm:nano-vllm", "nano-vllm:/home/me/checkouts/f64d821"),
+    ],
+)
+def test_a_target_in_another_folder_gets_the_same_cases(here: str, there: str) -> None:
+    assert case_seed(1, here, 5) == case_seed(1, there, 5)
+    assert case_seed(1, here, 5) != case_seed(1, "other.py:Target", 5)
