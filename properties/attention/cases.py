@@ -173,6 +173,15 @@ def blocks_needed(context_len: int, block_size: int) -> int:
     return -(-context_len // block_size)
 
 
+def rows_of(case: ReadCase) -> list[tuple[Row, slice]]:
+    """Each row with the slice of query tokens that are its own."""
+    pairs, start = [], 0
+    for row in case.rows:
+        pairs.append((row, slice(start, start + row.query_len)))
+        start += row.query_len
+    return pairs
+
+
 def why_malformed(case: ReadCase) -> str | None:
     """Why the case contradicts itself, or None. Hand-edited and minimised cases are checked with it."""
     keys = [row.key for row in case.rows]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paged_ref.dense import score_sums, softmax, weighted_values
 from paged_ref.parity import Expected
+from properties.attention import precision
 from properties.attention.cases import Row, blocks_needed
 from properties.attention.scene import Scene
 
@@ -50,8 +51,11 @@ def _seen(scene: Scene, row: Row, *, num_keys: int | None = None, lead: int = 0,
     return seen if window is None else seen & (key > own - window)
 
 
-def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected) -> str:
-    """One line: which decoy the row's output equals, or which comes nearest. `actual_THD` on the CPU."""
+def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected, *, tf32: bool = False) -> str:
+    """One line: which decoy the row's output equals, what its precision is, or which decoy comes nearest.
+
+    `actual_THD` on the CPU; `tf32`: what the target declares.
+    """
     actual = actual_THD.double()
     if bool(actual.isnan().all()):
         return "every value is NaN"
@@ -76,9 +80,11 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected) -> s
         return _told(fits)
     if not bool(actual.isfinite().all()):
         return f"{int((~actual.isfinite()).sum())} of {actual.numel()} values are NaN or infinite"
+    if imprecise := precision.hint(scene.case, scene.contents[row.key], actual_THD, expected, tf32=tf32):
+        return imprecise
     if nearest_excess > NEAR:
-        return "no known mistake gives this output, or one near it"
-    return f"no known mistake gives this output; nearest, and {nearest_excess:.1f} times too far: {nearest}"
+        return f"{precision.NONE_KNOWN}, or one near it"
+    return f"{precision.NONE_KNOWN}; nearest, and {nearest_excess:.1f} times too far: {nearest}"
 
 
 def _told(fits: list[tuple[str, float]]) -> str:

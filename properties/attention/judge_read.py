@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from paged_ref.parity import Comparison, Expected, compare, compare_lse
-from properties.attention import decoys, variations
+from properties.attention import bits, decoys, precision, variations
 from properties.attention.buffers import bytes_of
-from properties.attention.cases import ReadCase, Row, blocks_needed
+from properties.attention.cases import ReadCase, Row, blocks_needed, rows_of
 from properties.attention.contents import Content, expect_row, make_contents
 from properties.attention.coverage import offered
 from properties.attention.execute import Fault, Refused, check_output, execute, protection
@@ -35,7 +34,7 @@ FAULT_PROPERTY = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3", "c
 
 @dataclass(frozen=True)
 class Wrong:
-    """One row that a call got wrong."""
+    """One row that a call got wrong; `actual` is its output, or its LSE where `what` is "lse"."""
 
     row: Row
     what: str
@@ -138,22 +137,13 @@ class Judge:
             elif output.lse is not None:
                 comparison = compare_lse(output.lse[rows], expected)
                 if not comparison.passed:
-                    wrong.append(Wrong(row, "lse", comparison, output.out[rows]))
+                    wrong.append(Wrong(row, "lse", comparison, output.lse[rows]))
         return wrong
 
     def _expected(self, scene: Scene, row: Row) -> Expected:
         if row.key in self.expected:
             return self.expected[row.key]
         return expect_row(scene.case, scene.contents[row.key], tf32=False)  # a padding row: zeros
-
-
-def rows_of(case: ReadCase) -> list[tuple[Row, slice]]:
-    """Each row with the slice of query tokens that are its own."""
-    pairs, start = [], 0
-    for row in case.rows:
-        pairs.append((row, slice(start, start + row.query_len)))
-        start += row.query_len
-    return pairs
 
 
 def judge_read(target: AttentionTarget, case: ReadCase, device: str = "cpu") -> Verdict:
@@ -200,55 +190,20 @@ def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, ver
     if not other.right:
         verdict.add(_property_of_fault(other, property_id), f"{intro}\n{_describe(judge, other)}")
         return
-    different = _rows_with_other_bits(base, other)
+    different = bits.rows_with_other_bits(base, other)
     promise = variations.PROMISED_BITS.get(name)
     if promise in judge.capabilities.promises:
         verdict.judged[str(promise)] += 1
     if not different:
         return
     if promise in judge.capabilities.promises:
-        verdict.add(str(promise), f"Rows {different} have other bits with {variations.MEANING[name]}.")
-    elif name in variations.SAME_BITS and (leaking := _rows_that_leak_a_little(judge, other, name)):
+        verdict.add(str(promise), bits.broken_promise(judge, base, different, name))
+    elif name in variations.SAME_BITS and (leaking := bits.rows_that_leak_a_little(judge, other, name)):
         verdict.add(
             property_id,
             f"Rows {leaking} change within the tolerance with {variations.SAME_BITS[name]}, and do not when the "
             "same call is repeated: those values reach the output with a small weight.",
         )
-
-
-REPEATS = 4
-"""How often both calls are made in turn before their bits are taken to be the calls' own: atomics, autotuning and
-partitions that end in any order change them from run to run."""
-
-
-def _rows_that_leak_a_little(judge: Judge, other: Reading, name: str) -> list[int]:
-    """Rows whose bits change with what nobody may read, though both calls repeat theirs."""
-    # Partitions may be chosen from the width of the table (flash-attn does), so bits are compared at one width.
-    alike = judge.case if name == "repoison" else replace(other.scene.case, padding=judge.case.padding)
-    readings = [
-        (judge.read(alike, judge.contents), judge.read(other.scene.case, judge.contents)) for _ in range(REPEATS)
-    ]
-    (first, second), *again = readings
-    if any(_rows_with_other_bits(first, one) or _rows_with_other_bits(second, two) for one, two in again):
-        return []
-    return _rows_with_other_bits(first, second)
-
-
-def _rows_with_other_bits(first: Reading, second: Reading) -> list[int]:
-    """Keys of the rows whose output bits differ between two calls that both succeeded."""
-    if first.output is None or second.output is None:
-        return []
-    bits = torch.int16 if first.output.out.element_size() == 2 else torch.int32
-    seconds = {row.key: rows for row, rows in rows_of(second.scene.case)}
-    return [
-        row.key
-        for row, rows in rows_of(first.scene.case)
-        if row.key in seconds
-        and row.context_len
-        and not torch.equal(
-            first.output.out[rows].contiguous().view(bits), second.output.out[seconds[row.key]].contiguous().view(bits)
-        )
-    ]
 
 
 def _property_of_fault(reading: Reading, otherwise: str | None = None) -> str:
@@ -284,6 +239,8 @@ def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
     if all(wrong.row.context_len == 0 for wrong in base.wrong):
         return "READ-6", EMPTY_ROWS
     wrong_keys = {wrong.row.key for wrong in base.wrong}
+    if judge.read(case, judge.contents).right:  # nothing that is changed below would explain it
+        return "READ-1", "Right when the same call is just repeated: the target does not repeat itself.\n"
     if judge.clean_is_right():
         return "READ-2", _leak(judge)
     one_partition = replace(case, num_splits=1)
@@ -376,12 +333,16 @@ def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:
     if wrong.what == "out":
         expected = judge.expected.get(row.key)
         if expected is not None:
-            lines.append(f"  {decoys.explain(scene, row, wrong.actual, expected)}")
+            lines.append(f"  {decoys.explain(scene, row, wrong.actual, expected, tf32=judge.capabilities.tf32)}")
     elif base := _other_base(found.actual / found.oracle if found.oracle else 0.0):
         declared = judge.capabilities.lse_base
         lines.append(
             f"  it is the LSE in base {base}, declared is lse_base={declared!r}: convert it, or declare {base!r}"
         )
+    elif row.key in judge.expected:
+        content, expected = scene.contents[row.key], judge.expected[row.key]
+        imprecise = precision.hint(scene.case, content, wrong.actual, expected, tf32=judge.capabilities.tf32)
+        lines += [f"  {imprecise}"] if imprecise else []
     return "\n".join(lines)
 
 

@@ -4,6 +4,8 @@ import dataclasses
 
 import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from fuzz.as_test import as_test
 from properties.attention.cases import (
@@ -213,7 +215,57 @@ def test_what_is_no_nearer_than_the_right_answer_explains_nothing() -> None:
 
     message = judge(Slanted(), even).findings[0].message
 
-    assert "no known mistake gives this output, or one near it" in message
+    assert "no known mistake gives this output; it is right to the precision of bfloat16" in message
+
+
+class LongContexts(PlainTorch):
+    capabilities = msgspec.structs.replace(PlainTorch.capabilities, max_context=300)
+
+
+class Tf32Products(LongContexts):
+    """Rounds the factors of its products to 10 bits, as Triton's dot does unless it is told not to."""
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        return super()._read(pool, dataclasses.replace(batch, q=self._cut(batch.q)))
+
+    def _gather(self, pool: Pool, batch: Batch, table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
+        keys, values = super()._gather(pool, batch, table, context_len)
+        return self._cut(keys), self._cut(values)
+
+    def _cut(self, factor: Tensor) -> Tensor:
+        return (factor.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+class SumsInFloat16(LongContexts):
+    """Adds weighted values up in float16, as llama.cpp does."""
+
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        lse = torch.logsumexp(scores, 2)
+        weights, total = torch.exp(scores - scores.amax(2)[..., None]), torch.zeros(1).half()
+        for n in range(scores.shape[2]):
+            total = (total + weights[:, :, n, None] * values[n][:, None]).half()
+        return total / weights.sum(2)[..., None], lse
+
+
+class LseInBfloat16(LongContexts):
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        out, lse = super()._read(pool, batch)
+        return Output(out, None if lse is None else lse.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("imprecise", "dtype", "told"),
+    [
+        (Tf32Products, "float32", "it is right to the precision of TF32 products: declare tf32=True if they are meant"),
+        (SumsInFloat16, "float16", "it is as far off as sums of weighted values in float16 are: keep them in float32"),
+        (LseInBfloat16, "float16", "it is right to the precision of bfloat16: keep the LSE in float32"),
+    ],
+)
+def test_a_result_that_is_merely_imprecise_is_told_so(imprecise: type[PlainTorch], dtype: str, told: str) -> None:
+    row = Row(key=0, context_len=300, table=tuple(range(75)))
+    case = msgspec.structs.replace(BATCH, rows=(row,), num_blocks=76, dtype=dtype, values="equal")
+
+    assert told in judge(imprecise(), case).findings[0].message
 
 
 class WindowTooWide(PlainTorch):
@@ -237,3 +289,57 @@ def test_a_window_shrinks_with_its_context() -> None:
     assert small.window is not None
     assert small.window <= 3
     assert small.rows[0].context_len <= 8
+
+
+class FollowsTheBatch(PlainTorch):
+    """As many partitions as there are rows, which is right, and not what it promises."""
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        return super()._read(pool, dataclasses.replace(batch, num_splits=len(batch.context_lens)))
+
+
+class EndsInAnyOrder(PlainTorch):
+    """Another number of partitions in every call, as where sums end in any order."""
+
+    calls = 0
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        self.calls += 1
+        return super()._read(pool, dataclasses.replace(batch, num_splits=1 + self.calls % 5))
+
+
+class WrongAtFirst(PlainTorch):
+    """Wrong in its first call alone, whatever the pool holds."""
+
+    calls = 0
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        self.calls += 1
+        answer = super()._read(pool, batch)
+        return Output(answer.out + 1, answer.lse) if self.calls == 1 else answer
+
+
+def test_what_is_right_when_it_is_repeated_is_no_leak() -> None:
+    (finding,) = judge(WrongAtFirst(), BATCH).findings
+
+    assert finding.property == "READ-1"
+    assert "the target does not repeat itself" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("correct", "told"),
+    [
+        (FollowsTheBatch, "READ-5P is declared in `promises`: leave it out if the batch chooses partitions or tiles"),
+        (EndsInAnyOrder, "READ-5P is declared in `promises`: leave it out if sums end in any order, as with atomics"),
+    ],
+)
+def test_a_promise_that_is_not_kept_names_its_declaration(correct: type[PlainTorch], told: str) -> None:
+    case = msgspec.structs.replace(BATCH, variation="alone")
+
+    (finding,) = judge(correct(), case).findings
+    assert finding.property == "READ-5P"
+    assert told in finding.message
+    modest = type(
+        "Modest", (correct,), {"capabilities": msgspec.structs.replace(correct.capabilities, promises=frozenset())}
+    )
+    assert not judge(modest(), case).findings

@@ -11,8 +11,8 @@ import torch
 
 from paged_ref.dense import AttentionResult
 from paged_ref.parity import compare, compare_lse
+from properties.attention.cases import rows_of
 from properties.attention.contents import expect_row, make_contents
-from properties.attention.judge_read import rows_of
 from tests.kernels.recorded import NUM_GENERATED, Recorded, answer, read_recording, recorded_cases
 
 CASES = recorded_cases()

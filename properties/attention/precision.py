@@ -1,0 +1,119 @@
+"""Is a wrong result merely imprecise? Then what must change is a declaration, or the type of one intermediate.
+
+Each explanation is computed from the same tokens: the limits of a coarser type, or attention whose sums are kept in one.
+
+Letters: T query tokens, N context tokens, H query heads, D head size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paged_ref.dense import expand_heads, visible
+from paged_ref.parity import Expected, compare, compare_lse, expect
+from properties.attention.cases import ReadCase
+from properties.attention.contents import DTYPES, Content, expect_row
+
+TIMES = 2.0
+"""An error of so many times that of an emulation is as large as that."""
+CLOSER = 0.5
+"""A result that is nearer to an emulation than so many times its error is explained by it."""
+MOST_OF_OUTPUT = 0.25
+"""An explanation that allows for more of the output would fit anything."""
+MOST_TOKENS = 2048
+"""Sums over more tokens are not emulated, one token after the other: it would take seconds."""
+
+COARSER: dict[str, tuple[str, ...]] = {"float32": ("float16", "bfloat16"), "float16": ("bfloat16",), "bfloat16": ()}
+NONE_KNOWN = "no known mistake gives this output"
+IEEE = "ask for float32 products (Triton: input_precision='ieee')"
+
+
+def hint(case: ReadCase, content: Content, actual: Tensor, expected: Expected, *, tf32: bool) -> str:
+    """What precision an output [T, H, D] or an LSE [T, H] has, and what to do about it; "" if it is just wrong."""
+    if not content.k.shape[0]:
+        return ""
+    judge, limit_TH = (compare, expected.max_limit_TH) if actual.dim() == 3 else (compare_lse, expected.lse_limit_TH)
+    errors = (actual.double() - _right(expected, actual)).abs()
+    if not bool(errors.nan_to_num(nan=torch.inf).isfinite().all()):
+        return ""
+    if case.dtype == "float32" and not tf32 and judge(actual, expect_row(case, content, tf32=True)).passed:
+        return f"it is right to the precision of TF32 products: declare tf32=True if they are meant (bf16x3 too), else {IEEE}"
+    if actual.dim() == 2 and (kept := _rounded_to(actual, errors, limit_TH)):
+        return f"it is right to the precision of {kept}: keep the LSE in float32"
+    unknown = f"{NONE_KNOWN}; " if actual.dim() == 3 else ""
+    for of, emulated in _emulated(case, content, actual.dim()):
+        away = (emulated - _right(expected, actual)).abs()
+        small = float(away.max()) < MOST_OF_OUTPUT * float(_right(expected, actual).abs().max())
+        as_large = small and float(errors.max()) <= TIMES * float(away.max())
+        explained = float((actual.double() - emulated).abs().max()) <= CLOSER * float(errors.max())
+        if (as_large or explained) and float((away.reshape(*limit_TH.shape, -1).amax(2) / limit_TH).max()) > 0.5:
+            return f"{unknown}it is as far off as sums of {of} in {case.dtype} are: keep them in float32"
+    for dtype in COARSER[case.dtype]:
+        if judge(actual, _coarser(case, content, expected, dtype)).passed:
+            return f"{unknown}it is right to the precision of {dtype}: is some intermediate result of that type?"
+    return ""
+
+
+def _right(expected: Expected, actual: Tensor) -> Tensor:
+    return expected.oracle.out_THD if actual.dim() == 3 else expected.oracle.lse_TH
+
+
+def _rounded_to(lse_TH: Tensor, errors_TH: Tensor, limit_TH: Tensor) -> str | None:
+    """The dtype that an LSE was rounded to, if that is all that is wrong with it."""
+    for dtype in ("float16", "bfloat16"):
+        rounded = lse_TH.to(DTYPES[dtype]).to(lse_TH.dtype)
+        allowed = limit_TH + torch.finfo(DTYPES[dtype]).eps * lse_TH.double().abs()
+        if torch.equal(rounded, lse_TH) and bool((errors_TH <= allowed).all()):
+            return dtype
+    return None
+
+
+def _coarser(case: ReadCase, content: Content, expected: Expected, dtype: str) -> Expected:
+    """The limits of the same case in a coarser type, which rounds the inputs too."""
+    inputs = [tensor.to(DTYPES[dtype]) for tensor in (content.q, content.k, content.v)]
+    if not all(bool(tensor.isfinite().all()) for tensor in inputs):
+        return expected
+    try:
+        coarse = expect(*inputs, scale=case.effective_scale, window=case.window)
+    except ValueError:  # it overflows
+        return expected
+    moved_THD = (coarse.oracle.out_THD - expected.oracle.out_THD).abs()
+    moved_TH = (coarse.oracle.lse_TH - expected.oracle.lse_TH).nan_to_num(nan=0.0).abs()
+    most_TH = MOST_OF_OUTPUT * expected.oracle.out_THD.abs().amax(2)
+    return replace(
+        coarse,
+        oracle=expected.oracle,
+        max_limit_TH=torch.minimum(coarse.max_limit_TH + moved_THD.amax(2), most_TH),
+        mean_limit_TH=torch.minimum(coarse.mean_limit_TH + moved_THD.mean(2), most_TH),
+        lse_limit_TH=coarse.lse_limit_TH + moved_TH,
+    )
+
+
+def _emulated(case: ReadCase, content: Content, dim: int) -> Iterator[tuple[str, Tensor]]:
+    """Attention whose sums are kept in the dtype, term by term: (sums of what, out [T, H, D] or LSE [T, H])."""
+    if content.k.shape[0] > MOST_TOKENS or case.dtype == "float32" or not content.q.numel():
+        return
+    dtype, (T, H, D) = DTYPES[case.dtype], content.q.shape
+    q = content.q.float().permute(1, 0, 2)
+    k, v = (expand_heads(tensor.float(), H).permute(1, 0, 2) for tensor in (content.k, content.v))
+    hidden_TN = ~visible(T, k.shape[1], window=case.window)
+    products = (q[:, :, d, None] * k[:, None, :, d] for d in range(D))
+    for of, sums in (("the products of queries and keys", _summed(products, dtype)), ("weighted values", q @ k.mT)):
+        scores_HTN = (case.effective_scale * sums).masked_fill(hidden_TN, -torch.inf)
+        weights_HTN = torch.exp(scores_HTN - scores_HTN.amax(2, keepdim=True))
+        if dim == 2:
+            yield of, torch.logsumexp(scores_HTN, 2).T.double()
+            return
+        terms = (weights_HTN[:, :, n, None] * v[:, n, None] for n in range(k.shape[1]))
+        out = _summed(terms, dtype) if of == "weighted values" else weights_HTN @ v
+        yield of, (out / weights_HTN.sum(2, keepdim=True)).permute(1, 0, 2).double()
+
+
+def _summed(terms: Iterator[Tensor], dtype: torch.dtype) -> Tensor:
+    """Their sum, rounded to `dtype` after each term."""
+    total = next(terms).to(dtype).float()
+    for term in terms:
+        total = (total + term).to(dtype).float()
+    return total
