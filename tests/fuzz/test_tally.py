@@ -33,7 +33,7 @@ def test_seeds_of_cases_differ_and_do_not_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "here, there",
+    ("here", "there"),
     [
         ("kernels/mine.py:Target", "/builds/17/kernels/mine.py:Target"),
         ("nano-vllm:nano-vllm", "nano-vllm:/home/me/checkouts/f64d821"),
