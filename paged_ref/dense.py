@@ -87,13 +87,25 @@ def dense_attention(
     The inputs are taken as stored (rounded to their dtype) and must be finite; T may exceed N only for N = 0.
     """
     seen_TN = visible(q_THD.shape[0], k_NGD.shape[0], causal=causal, window=window)
-    return weighted_attention(q_THD, k_NGD, v_NGD, scale=scale, seen_TN=seen_TN)[0]
+    return exact_attention(q_THD, k_NGD, v_NGD, scale=scale, seen_TN=seen_TN).result
 
 
-def weighted_attention(
-    q_THD: Tensor, k_NGD: Tensor, v_NGD: Tensor, *, scale: float, seen_TN: Tensor
-) -> tuple[AttentionResult, Tensor]:
-    """`dense_attention` over the positions that `seen_TN` marks, and its weights [H, T, N]."""
+class Exact(NamedTuple):
+    """Dense attention with what led to it, all in float64 on a CPU: the inputs q [T, H, D], k and v [N, G, D], the scores
+    before the mask and the weights behind it [H, T, N]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores_HTN: Tensor
+    weights_HTN: Tensor
+    result: AttentionResult
+
+
+def exact_attention(q_THD: Tensor, k_NGD: Tensor, v_NGD: Tensor, *, scale: float, seen_TN: Tensor) -> Exact:
+    """`dense_attention` over the positions that `seen_TN` marks, with what led to it."""
     q, k, v = (tensor.detach().to("cpu", torch.float64) for tensor in (q_THD, k_NGD, v_NGD))
-    weights_HTN, lse_HT = softmax((scale * score_sums(q, k)).masked_fill_(~seen_TN, -torch.inf))
-    return AttentionResult(weighted_values(weights_HTN, v).transpose(0, 1), lse_HT.T), weights_HTN
+    scores_HTN = score_sums(q, k).mul_(scale)
+    weights_HTN, lse_HT = softmax(scores_HTN.masked_fill(~seen_TN, -torch.inf))
+    out_THD = weighted_values(weights_HTN, v).transpose(0, 1)
+    return Exact(q, k, v, scores_HTN, weights_HTN, AttentionResult(out_THD, lse_HT.T))

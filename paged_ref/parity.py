@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .dense import AttentionResult, score_sums, softmax, visible, weighted_attention, weighted_values
+from .dense import AttentionResult, Exact, exact_attention, score_sums, softmax, visible, weighted_values
 
 MAX_FACTOR = 2.0
 MEAN_FACTOR = 1.5
@@ -150,7 +150,8 @@ def expect(
     a case has no baseline, and a limit made from it would accept everything.
     """
     seen_TN = visible(q_THD.shape[0], k_NGD.shape[0], causal=causal, window=window)
-    oracle, weights_HTN = weighted_attention(q_THD, k_NGD, v_NGD, scale=scale, seen_TN=seen_TN)
+    exact = exact_attention(q_THD, k_NGD, v_NGD, scale=scale, seen_TN=seen_TN)
+    oracle = exact.result
     runs = [
         low_precision_attention(q_THD, k_NGD, v_NGD, scale=scale, scale_in_query=folded, seen_TN=seen_TN, tf32=tf32)
         for folded in (True, False)
@@ -160,12 +161,15 @@ def expect(
         raise ValueError(f"both low-precision runs overflow {q_THD.dtype}: scale the inputs down")
     errors = torch.stack([(run.out_THD.double() - oracle.out_THD).abs() for run in runs])
     baseline_max_TH, baseline_mean_TH = errors.amax(3).amax(0), errors.mean(3).amax(0)
-    products_TH = _largest_score_sum(q_THD, k_NGD, scale, seen_TN)
-    spread_TH = _spread(weights_HTN, v_NGD, oracle)
+    products_TH = _largest_score_sum(exact, scale, seen_TN)
+    squares_NGD = exact.v**2
+    # Below the dtype's smallest normal number rounding is no longer relative.
+    spread_TH = _spread(exact, squares_NGD).clamp_min(torch.finfo(v_NGD.dtype).tiny)
+    spread_TH.masked_fill_(oracle.lse_TH == -torch.inf, 0.0)
     bias_T1 = BIAS_EPS32 * EPS32 * seen_TN.sum(1, keepdim=True)
     bias_TH = bias_T1 * oracle.out_THD.abs().amax(2)
     eps = EPS_TF32 if tf32 else torch.finfo(q_THD.dtype).eps
-    scores_THD = SCORE_FLOOR_EPS * eps * _score_spread(weights_HTN, scale, q_THD, k_NGD, v_NGD, oracle)
+    scores_THD = SCORE_FLOOR_EPS * eps * _score_spread(exact, squares_NGD)
     size_THD = MOST_OF_OUTPUT * oracle.out_THD.abs()
     noise_TH = EPS32 * (products_TH + k_NGD.shape[0] ** 0.5)
     baseline_lse_TH = torch.stack([_distance(run.lse_TH.double(), oracle.lse_TH) for run in runs]).amax(0)
@@ -189,32 +193,25 @@ def expect(
     )
 
 
-def _largest_score_sum(q_THD: Tensor, k_NGD: Tensor, scale: float, seen_TN: Tensor) -> Tensor:
+def _largest_score_sum(exact: Exact, scale: float, seen_TN: Tensor) -> Tensor:
     """Per (token, head) the largest sum of |scale * q_i * k_i| over the visible keys: what float32 rounds."""
-    if k_NGD.shape[0] == 0:
-        return torch.zeros(q_THD.shape[:2], dtype=torch.float64)
-    q, k = (tensor.detach().to("cpu", torch.float64).abs() for tensor in (q_THD, k_NGD))
-    return abs(scale) * score_sums(q, k).masked_fill_(~seen_TN, 0.0).amax(2).T
+    if exact.k.shape[0] == 0:
+        return torch.zeros(exact.q.shape[:2], dtype=torch.float64)
+    return abs(scale) * score_sums(exact.q.abs(), exact.k.abs()).masked_fill_(~seen_TN, 0.0).amax(2).T
 
 
-def _spread(weights_HTN: Tensor, v_NGD: Tensor, oracle: AttentionResult) -> Tensor:
-    """Per (token, head) max over d of sqrt(sum_n p_n^2 v_nd^2) + |sum_n p_n v_nd|; 0 where nothing is
-    seen. At least the dtype's smallest normal number elsewhere: below it rounding is no longer relative.
-    """
-    v = v_NGD.detach().to("cpu", torch.float64)
-    independent_HTD = weighted_values(weights_HTN**2, v**2).sqrt()
-    spread_TH = (independent_HTD.transpose(0, 1) + oracle.out_THD.abs()).amax(2)
-    return spread_TH.clamp_min(torch.finfo(v_NGD.dtype).tiny).masked_fill_(oracle.lse_TH == -torch.inf, 0.0)
+def _spread(exact: Exact, squares_NGD: Tensor) -> Tensor:
+    """Per (token, head) max over d of sqrt(sum_n p_n^2 v_nd^2) + |sum_n p_n v_nd|. `squares_NGD`: v^2."""
+    independent_HTD = weighted_values(exact.weights_HTN**2, squares_NGD).sqrt()
+    return (independent_HTD.transpose(0, 1) + exact.result.out_THD.abs()).amax(2)
 
 
-def _score_spread(
-    weights_HTN: Tensor, scale: float, q_THD: Tensor, k_NGD: Tensor, v_NGD: Tensor, oracle: AttentionResult
-) -> Tensor:
-    """[T, H, D]: sqrt(sum_n p_n^2 s_n^2 (v_nd - out_d)^2), s the scores."""
-    q, k, v = (tensor.detach().to("cpu", torch.float64) for tensor in (q_THD, k_NGD, v_NGD))
-    squares_HTN = (weights_HTN * scale * score_sums(q, k)) ** 2
-    out_HTD = oracle.out_THD.transpose(0, 1)
-    square_HTD = weighted_values(squares_HTN, v**2) - 2 * out_HTD * weighted_values(squares_HTN, v)
+def _score_spread(exact: Exact, squares_NGD: Tensor) -> Tensor:
+    """[T, H, D]: sqrt(sum_n p_n^2 s_n^2 (v_nd - out_d)^2), s the scores. `squares_NGD`: v^2."""
+    squares_HTN = (exact.weights_HTN * exact.scores_HTN) ** 2
+    out_HTD = exact.result.out_THD.transpose(0, 1)
+    of_values = weighted_values(squares_HTN, exact.v)
+    square_HTD = weighted_values(squares_HTN, squares_NGD) - 2 * out_HTD * of_values
     square_HTD += squares_HTN.sum(2, keepdim=True) * out_HTD**2
     return square_HTD.clamp_min(0.0).sqrt().transpose(0, 1)
 
