@@ -11,7 +11,7 @@ descriptors and `triton.reinterpret`; and, for kernels that are told addresses, 
 and 64-bit integer tensors among the arguments point. What surrounds a view in its storage is none of it: a view
 says how far a kernel may go.
 
-All knowledge of the interpreter's internals is in this file (seen in Triton 3.7.1: where the methods below take
+What the guard knows of the interpreter's internals is in this file (seen in Triton 3.7.1: where the methods below take
 pointers and mask, that `GridExecutor._init_args_hst` returns the launch's tensors on the host, and the text of the
 assertion of integer overflow). Where those are not as expected `why_unavailable` says so, and nothing is guarded; a test
 holds that the installed Triton fits.
@@ -31,6 +31,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from properties.attention.interpreting import language_replaced_once
 from properties.wording import counted
 
 Addresses = npt.NDArray[np.int64]
@@ -286,7 +287,8 @@ def guarded(protected: tuple[Protected, ...] = ()) -> Iterator[Watch]:
         setattr(builder, ASSERTION, _explaining(saved[ASSERTION]))
         executor._init_args_hst = _noting(saved_init, watch)
         interpreter.interpreter_builder.options = _with_debug(interpreter, saved_options)
-        yield watch
+        with language_replaced_once():
+            yield watch
     finally:
         for name, method in saved.items():
             setattr(builder, name, method)
