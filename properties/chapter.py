@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -41,7 +42,7 @@ def check(contract: Any, clause_id: str, target_name: str) -> None:
 
 
 def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Results:
-    """The results of a target. Skips where it cannot run here, fails with verdict ADAPTER where the adapter is wrong.
+    """The results of a target. Skips where it cannot run here; where the adapter is wrong the first test that asks fails.
 
     whole: skips, too, where judging ended before its time; its finding says why.
     """
@@ -53,15 +54,25 @@ def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Result
     except (UsageError, OwnError) as error:
         why_not = str(error)
     if why_not:  # not inside the handler: pytest would tell both exceptions
-        pytest.fail(f"{target_name} was not judged: {why_not}", pytrace=False)
+        _fail_once(contract, target_name, f"{target_name} was not judged: {why_not}")
     if isinstance(results, Unavailable):
         pytest.skip(str(results))
     if results.adapter is not None:
-        pytest.fail(f"verdict ADAPTER for {target_name}: {results.adapter}", pytrace=False)
+        _fail_once(contract, target_name, f"verdict ADAPTER for {target_name}: {results.adapter}")
     assert isinstance(results, Results)
     if whole and results.ended is not None:
         pytest.skip(_ended(results))
     return results
+
+
+def _fail_once(contract: Any, target_name: str, why: str) -> NoReturn:
+    """Fail the first test that asks, and the same again when it is run again; skip the rest, where copies would hide it."""
+    __tracebackhide__ = True
+    asking = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+    first = contract.told_by.setdefault(target_name, asking)
+    if asking != first:
+        pytest.skip(f"{target_name} is not judged: {first} says why")
+    pytest.fail(why, pytrace=False)
 
 
 def _ended(results: Results) -> str:

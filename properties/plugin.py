@@ -58,6 +58,8 @@ class Session:
         self.device: str = config.getoption("--device")
         self.results: dict[str, Results | Unavailable] = {}
         self.failed: dict[str, Exception] = {}
+        self.told_by: dict[str, str] = {}
+        """The test that said why a target is not judged, by the target's name."""
         self.shapes_of: dict[str, dict[str, str | None]] = {}
         self._refuse_clauses_of_other_levels()
 

@@ -340,7 +340,7 @@ def test_a_session_does_not_wait_again_for_what_could_not_be_judged(monkeypatch:
         raise UsageError("no room left: make some")
 
     session = plugin.Session.__new__(plugin.Session)
-    session.results, session.failed = {}, {}
+    session.results, session.failed, session.told_by = {}, {}, {}
     monkeypatch.setattr(session, "_judge", full)
     for _ in range(3):
         with pytest.raises(pytest.fail.Exception, match="mine was not judged: no room left: make some") as caught:

@@ -27,14 +27,16 @@ def test_the_canary_fails_and_says_why() -> None:
     case.unlink()
 
 
-def test_an_adapter_that_lacks_a_method_is_not_a_finding(tmp_path: Path) -> None:
+def test_an_adapter_that_lacks_a_method_is_not_a_finding_and_told_once(tmp_path: Path) -> None:
     file = tmp_path / "lacking.py"
     file.write_text(
         "from properties.protocol import Capabilities\n"
         "class Lacking:\n    capabilities = Capabilities()\n    def open(self, config): ...\n"
     )
-    result = run("--target", f"{file}:Lacking", "--property", "ALLOC-1")
+    result = run("--target", f"{file}:Lacking", "-rs")
 
     assert result.returncode == 1
-    assert "verdict ADAPTER" in result.stdout
+    assert result.stdout.count("verdict ADAPTER") == 1 + result.stdout.count("FAILED properties/")  # and in the summary
     assert "lacks admit, append, free, slots" in result.stdout
+    assert "1 failed" in result.stdout
+    assert ":Lacking is not judged: properties/test_" in result.stdout
