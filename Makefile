@@ -22,5 +22,5 @@ lint: install
 	$(BIN)/lint-imports
 
 test: install lint
-	$(BIN)/python -m pytest properties
+	$(BIN)/python -m pytest properties -n 2
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile

@@ -18,6 +18,7 @@ from msgspec import structs
 from properties.alone import confirm
 from properties.case import read
 from properties.contract import CLAUSES, UsageError, clause
+from properties.distributed import Distributed, Section, hand_over
 from properties.effort import ON_DEVICES, effort_for
 from properties.elsewhere import judge_elsewhere, shapes_elsewhere
 from properties.judging import Results, applicable_clauses, judge_target, read_corpus
@@ -125,6 +126,7 @@ def _profile_name() -> str:
 
 HERE = Path(__file__).parent.resolve()
 _SESSION = pytest.StashKey[Session]()
+_WORKERS = pytest.StashKey[Distributed]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -158,6 +160,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_SESSION] = Session(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+    if config.pluginmanager.hasplugin("xdist"):
+        config.stash[_WORKERS] = Distributed(config.stash[_SESSION].names)
+        config.pluginmanager.register(config.stash[_WORKERS])
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -227,18 +232,27 @@ def contract(request: pytest.FixtureRequest) -> Session:
     return request.config.stash[_SESSION]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist tells nothing itself."""
+    hand_over(session.config, _sections(session.config.stash[_SESSION]))
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    session = config.stash[_SESSION]
-    for name, results in session.results.items():
-        terminalreporter.section(f"pagefault: {name}")
-        if isinstance(results, Unavailable):
-            terminalreporter.line(f"not judged: {results}")
-            continue
-        for line in summary(results):
+    workers = config.stash.get(_WORKERS, None)
+    for title, lines in [*_sections(config.stash[_SESSION]), *(workers.sections if workers else [])]:
+        terminalreporter.section(title)
+        for line in lines:
             terminalreporter.line(line)
-    judged = {name for name, results in session.results.items() if not isinstance(results, Unavailable)}
-    for entry in session.ledger.expired(judged):
-        terminalreporter.line(not_met(entry))
+
+
+def _sections(session: Session) -> list[Section]:
+    """What is told of each target that was judged here, and of entries of the ledger that it did not meet."""
+    sections = []
+    for name, results in session.results.items():
+        expired = [not_met(entry) for entry in session.ledger.expired({name})]
+        lines = [f"not judged: {results}"] if isinstance(results, Unavailable) else [*summary(results), *expired]
+        sections.append((f"pagefault: {name}", lines))
+    return sections
 
 
 def summary(results: Results) -> list[str]:
