@@ -1,12 +1,13 @@
 """Triton's interpreter without the work that it does again and again: the same results in three quarters of the time.
 
 Each call of a device function, and a launch makes thousands, looks through the whole of `triton.language` for what is to
-be interpreted; but for the first call of a launch there is nothing left to find (seen in Triton 3.6.0 and 3.7.1). Where the
-internals are not as expected nothing is changed.
+be interpreted; but for the first call of a launch there is nothing left to find (seen in Triton 3.6.0, 3.7.1 and 3.9.0).
+Where the internals are not as expected nothing is changed.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 
@@ -15,52 +16,42 @@ def language_replaced_once() -> Iterator[None]:
     """Within the block a launch replaces the functions of the language once. Not thread-safe, like the interpreter."""
     from triton.runtime import interpreter
 
-    parts = [(interpreter, "_patch_lang"), (getattr(interpreter, "GridExecutor", None), "_init_args_hst")]
-    if not hasattr(interpreter, "_LangPatchScope") or not all(hasattr(owner, name) for owner, name in parts):
+    saved = getattr(interpreter, "_patch_lang", None)
+    if saved is None or not _as_expected(interpreter):
         yield
         return
-    once = _Once(interpreter)
-    saved = [getattr(owner, name) for owner, name in parts]
+    interpreter._patch_lang = _where_needed(saved, interpreter)
     try:
-        for (owner, name), method, make in zip(parts, saved, (once.replacing, once.beginning), strict=True):
-            setattr(owner, name, make(method))
         yield
     finally:
-        for (owner, name), method in zip(parts, saved, strict=True):
-            setattr(owner, name, method)
+        interpreter._patch_lang = saved
 
 
-class _Once:
-    """Whether the language is replaced already, in the modules that a function sees."""
+def _as_expected(interpreter: Any) -> bool:
+    """Whether it can be told what is replaced: between launches the methods of a tensor never are."""
+    language = getattr(interpreter, "tl", None)
+    return hasattr(interpreter, "_LangPatchScope") and language is not None and _is_original(language, language.core)
 
-    def __init__(self, interpreter: Any) -> None:
-        self._interpreter, self._language = interpreter, interpreter.tl
-        self._seen_by: dict[Any, list[Any]] = {}
-        self._begins = True
 
-    def beginning(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A launch begins: it undoes at its end what it replaces, so its first call replaces whatever it finds."""
+def _where_needed(method: Callable[..., Any], interpreter: Any) -> Callable[..., Any]:
+    """The interpreter's replacing, left out where there is nothing to replace; there is nothing to undo then."""
+    language = interpreter.tl
 
-        def noted(*arguments: Any, **options: Any) -> Any:
-            self._begins = True
-            return method(*arguments, **options)
+    def replaced(function: Any) -> Any:
+        # Looked up each time: the first call of a function adds the interpreter's own names to its module.
+        seen = [value for value in function.__globals__.values() if value is language or value is language.core]
+        if not seen or any(_is_original(language, part) for part in seen):
+            return method(function)
+        return interpreter._LangPatchScope()
 
-        return noted
+    return replaced
 
-    def replacing(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The interpreter's replacing, left out where there is nothing to replace; there is nothing to undo then."""
 
-        def replaced(function: Any) -> Any:
-            begins, self._begins = self._begins, False
-            parts = self._parts(function)
-            if begins or not parts or any(self._language.core.is_builtin(part.load) for part in parts):
-                return method(function)
-            return self._interpreter._LangPatchScope()
+def _is_original(language: Any, part: ModuleType) -> bool:
+    """Whether something is not replaced of what a function uses that sees this part of the language.
 
-        return replaced
-
-    def _parts(self, function: Any) -> list[Any]:
-        if function not in self._seen_by:
-            names, language = function.__globals__.values(), self._language
-            self._seen_by[function] = [value for value in names if value is language or value is language.core]
-        return self._seen_by[function]
+    What a part holds is replaced together, and so is what the parts share, the tensors and the reductions. A launch undoes
+    what it replaced, a device function does not: either of the two may be replaced alone.
+    """
+    one_of_each = (part.load, language.core.tensor.__add__, language.reduce, language.core.reduce)
+    return any(language.core.is_builtin(function) for function in one_of_each)
