@@ -1,8 +1,9 @@
 """The interpreter replaces the language once a launch, and not in each call of a device function; the results are the same."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from properties.attention.interpreting import language_replaced_once
+
+LOAD = tl.core.load
+"""As Triton is imported: what a device function replaces stays so."""
 
 
 @triton.jit
@@ -57,6 +61,62 @@ def test_the_language_is_looked_through_once(
         halves()
 
     assert least <= len(replaced) <= most
+
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[object, str, object]]]:
+    """What a launch that sees the whole language replaces: (owner, name, original)."""
+    monkeypatch.setattr(tl, "load", LOAD)
+    monkeypatch.setattr(tl.core, "load", LOAD)
+    with language_replaced_once():
+        launch = interpreter._patch_lang(function_that_sees(tl, tl.core))
+        yield launch._changes
+        launch.restore()
+
+
+def function_that_sees(*parts: ModuleType) -> Callable[[], None]:
+    return FunctionType((lambda: None).__code__, {f"part_{n}": part for n, part in enumerate(parts)})
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(tl, "load"), (tl.core, "load"), (tl.core.tensor, "__add__"), (tl, "reduce"), (tl.core, "reduce")],
+)
+def test_what_is_original_again_is_replaced_again(
+    owner: object, name: str, replaced: list[tuple[object, str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device function replaces for good what the launch does not see, and a launch within a hook undoes what it did."""
+    function = function_that_sees(tl, tl.core)
+    assert not interpreter._patch_lang(function)._changes
+    monkeypatch.setattr(owner, name, next(old for of, what, old in replaced if of is owner and what == name))
+    again = interpreter._patch_lang(function)
+
+    assert (owner, name) in [(of, what) for of, what, _ in again._changes]
+    again.restore()
+
+
+def test_a_part_that_comes_into_sight_is_replaced(
+    replaced: list[tuple[object, str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call of a function adds the interpreter's names to its module, `tl` among them."""
+    function = function_that_sees(tl.core)
+    assert not interpreter._patch_lang(function)._changes
+    monkeypatch.setattr(tl, "load", next(old for of, what, old in replaced if of is tl and what == "load"))
+    assert not interpreter._patch_lang(function)._changes
+    function.__globals__["tl"] = tl
+    again = interpreter._patch_lang(function)
+
+    assert (tl, "load") in [(of, what) for of, what, _ in again._changes]
+    again.restore()
+
+
+def test_where_the_language_is_replaced_between_launches_nothing_is_changed() -> None:
+    """What is replaced can then not be told from what is not."""
+    before = interpreter._patch_lang
+    for_good = before(function_that_sees(tl))
+    with language_replaced_once():
+        assert interpreter._patch_lang is before
+    for_good.restore()
 
 
 def test_an_interpreter_of_another_make_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
