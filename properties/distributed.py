@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 KEY = "pagefault"
+APART = "`pagefault run -t {}` has it in a process apart, and names the call"
 Section = tuple[str, list[str]]
 """The title and the lines of one target's summary."""
 
@@ -37,6 +38,16 @@ class Distributed:
         """The target among the parameters of a test; the whole id where there is none."""
         parameters = nodeid.partition("[")[2]
         return next((name for name in self._names if name in parameters), nodeid)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+        """A target ended its worker: the other workers would judge it again, to the same end."""
+        target = self.target_of(crashitem)
+        if target in self._names:
+            getattr(sched, "workqueue", {}).pop(target, None)
+            report.longrepr = (
+                f"{report.longrepr}: the target did that, and is judged no further. {APART.format(target)}"
+            )
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -25,6 +25,18 @@ def test_a_target_is_judged_by_one_worker_and_its_summary_told(tmp_path: Path) -
     assert result.stdout.count("0 traces (") == 2
 
 
+def test_a_target_that_ends_its_worker_is_judged_no_further(tmp_path: Path) -> None:
+    file = tmp_path / "dying.py"
+    lines = ["import os", "from properties.targets.ours import OurBlocks", "class Dies(OurBlocks):"]
+    file.write_text("\n".join([*lines, "    def append(self, *arguments):", "        os._exit(3)", ""]))
+
+    result = run("-n", "2", "--target", f"{file}:Dies")
+
+    assert result.returncode == 1
+    assert "1 failed" in result.stdout
+    assert f"the target did that, and is judged no further. `pagefault run -t {file}:Dies` has it" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("nodeid", "target"),
     [
