@@ -66,7 +66,7 @@ def simpler(case: AttentionCase) -> Iterator[AttentionCase]:
         for index in range(len(case.slots)):
             if len(case.slots) > 1:
                 yield replace(case, slots=case.slots[:index] + case.slots[index + 1 :])
-        if max(case.slots) < (case.num_blocks - 1) * case.block_size:
+        if case.num_blocks > 1 and max(case.slots) < (case.num_blocks - 1) * case.block_size:
             yield replace(case, num_blocks=case.num_blocks - 1)
     elif isinstance(case, CopyCase):
         for index in range(len(case.pairs)):

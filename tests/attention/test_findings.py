@@ -84,6 +84,16 @@ def test_a_store_finding_names_slot_block_and_token() -> None:
     assert "slot 11 (block 2, position 3), key: holds token 1, whose slot is -1" in finding.message
 
 
+def test_a_store_of_nothing_but_padding_comes_down_to_one_block_and_no_fewer() -> None:
+    """Slot -1 is below every block: what is left must still be a pool."""
+    setting, operations = AttentionSetting(), (StoreCase(slots=(-1, -1), num_blocks=3, block_size=4),)
+
+    _, (case,) = minimise(SPEC, (setting, operations), breaks(SPEC, MinusOneIsTheLastSlot, "SLOT-3"))
+
+    assert isinstance(case, StoreCase)
+    assert (case.slots, case.num_blocks) == ((-1,), 1)
+
+
 @pytest.mark.parametrize(
     ("broken", "most_rows", "most_tokens"),
     # READ-6 is told from READ-1 by a longer row that is right.
