@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paged_ref.dense import score_sums, softmax, weighted_values
+from paged_ref.dense import exact_attention, expand_heads, score_sums, softmax, visible, weighted_values
 from paged_ref.parity import Expected
 from properties.attention import precision
 from properties.attention.cases import Row, blocks_needed
@@ -26,6 +26,8 @@ CLOSER = 0.5
 """What is not closer to the output than so many times the right answer is no explanation."""
 NEAR = 10.0
 """What is so many limits away from the output is no hint."""
+MOST_TOKENS = 512
+"""In longer contexts it is not looked for the one token that is left out."""
 MOST_TOLD = 4
 """Mistakes that are named where several give the same output."""
 
@@ -76,6 +78,7 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected, *, t
         excess = float((errors_TH / limit_TH.clamp_min(1e-300)).max())
         if excess < nearest_excess:
             nearest, nearest_excess = name, excess
+    fits = fits or list(_one_token_left_out(scene, row, actual, limit_TH, CLOSER * away))
     if fits:
         return _told(fits)
     if not bool(actual.isfinite().all()):
@@ -85,6 +88,25 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected, *, t
     if nearest_excess > NEAR:
         return f"{precision.NONE_KNOWN}, or one near it"
     return f"{precision.NONE_KNOWN}; nearest, and {nearest_excess:.1f} times too far: {nearest}"
+
+
+def _one_token_left_out(
+    scene: Scene, row: Row, actual_THD: Tensor, limit_TH: Tensor, most: float
+) -> Iterator[tuple[str, float]]:
+    """Each token without which the output is the same, and the largest difference."""
+    case, content = scene.case, scene.contents[row.key]
+    if not 0 < row.context_len <= MOST_TOKENS or not actual_THD.numel():
+        return
+    seen_TN = visible(row.query_len, row.context_len, window=case.window)
+    exact = exact_attention(content.q, content.k, content.v, scale=case.effective_scale, seen_TN=seen_TN)
+    v_NHD = expand_heads(exact.v, actual_THD.shape[1])
+    for position in range(row.context_len):
+        weight_TH1 = exact.weights_HTN[:, :, position].T[..., None]
+        without_THD = (exact.result.out_THD - weight_TH1 * v_NHD[position]) / (1 - weight_TH1)
+        errors_TH = (actual_THD - without_THD).abs().nan_to_num(nan=torch.inf).amax(2)
+        if bool((errors_TH <= limit_TH).all()) and float(errors_TH.max()) <= most:
+            block = row.table[position // case.block_size]
+            yield f"token {position} of the context left out (block {block})", float(errors_TH.max())
 
 
 def _told(fits: list[tuple[str, float]]) -> str:

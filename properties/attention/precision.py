@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paged_ref.dense import expand_heads, visible
+from paged_ref.dense import expand_heads, score_sums, softmax, visible, weighted_values
 from paged_ref.parity import Expected, compare, compare_lse, expect
 from properties.attention.cases import ReadCase
 from properties.attention.contents import DTYPES, Content, expect_row
@@ -22,6 +22,10 @@ CLOSER = 0.5
 """A result that is nearer to an emulation than so many times its error is explained by it."""
 MOST_OF_OUTPUT = 0.25
 """An explanation that allows for more of the output would fit anything."""
+LEFT_BY_FACTOR = 0.25
+"""What a factor leaves of the error is more where the error is not that of a factor."""
+LEAST_OF_COARSER = 0.25
+"""A result with a smaller part of the error of a coarser type has no cause there."""
 MOST_TOKENS = 2048
 """Sums over more tokens are not emulated, one token after the other: it would take seconds."""
 
@@ -38,10 +42,15 @@ def hint(case: ReadCase, content: Content, actual: Tensor, expected: Expected, *
     errors = (actual.double() - _right(expected, actual)).abs()
     if not bool(errors.nan_to_num(nan=torch.inf).isfinite().all()):
         return ""
-    if case.dtype == "float32" and not tf32 and judge(actual, expect_row(case, content, tf32=True)).passed:
-        return f"it is right to the precision of TF32 products: declare tf32=True if they are meant (bf16x3 too), else {IEEE}"
     if actual.dim() == 2 and (kept := _rounded_to(actual, errors, limit_TH)):
         return f"it is right to the precision of {kept}: keep the LSE in float32"
+    if actual.dim() == 3 and (
+        told := _of_wrong_sums(actual, expected.oracle.out_THD, limit_TH) or _all_rounded(case, actual, expected)
+    ):
+        return told
+    in_tf32 = case.dtype == "float32" and not tf32 and judge(actual, expect_row(case, content, tf32=True)).passed
+    if in_tf32 and (actual.dim() == 2 or _nearer(actual, errors, _in_tf32(case, content))):
+        return f"it is right to the precision of TF32 products: declare tf32=True if they are meant (bf16x3 too), else {IEEE}"
     unknown = f"{NONE_KNOWN}; " if actual.dim() == 3 else ""
     for of, emulated in _emulated(case, content, actual.dim()):
         away = (emulated - _right(expected, actual)).abs()
@@ -51,13 +60,82 @@ def hint(case: ReadCase, content: Content, actual: Tensor, expected: Expected, *
         if (as_large or explained) and float((away.reshape(*limit_TH.shape, -1).amax(2) / limit_TH).max()) > 0.5:
             return f"{unknown}it is as far off as sums of {of} in {case.dtype} are: keep them in float32"
     for dtype in COARSER[case.dtype]:
-        if judge(actual, _coarser(case, content, expected, dtype)).passed:
+        coarse = _coarser(case, content, expected, dtype)
+        if judge(actual, coarse).passed and float(errors.max()) >= LEAST_OF_COARSER * _usual_error(
+            coarse, actual.dim()
+        ):
             return f"{unknown}it is right to the precision of {dtype}: is some intermediate result of that type?"
     return ""
 
 
 def _right(expected: Expected, actual: Tensor) -> Tensor:
     return expected.oracle.out_THD if actual.dim() == 3 else expected.oracle.lse_TH
+
+
+def _of_wrong_sums(actual_THD: Tensor, oracle_THD: Tensor, limit_TH: Tensor) -> str | None:
+    """Said of an output that is the right one but for a factor of each (token, head)."""
+    actual, square_TH = actual_THD.double(), (oracle_THD**2).sum(2)
+    factor_TH = (actual * oracle_THD).sum(2) / square_TH.clamp_min(torch.finfo(torch.float64).tiny)
+    wrong_TH = (actual - oracle_THD).abs().amax(2)
+    left_TH = (actual - factor_TH[..., None] * oracle_THD).abs().amax(2)
+    if bool((left_TH > limit_TH).any()) or float(left_TH.max()) > LEFT_BY_FACTOR * float(wrong_TH.max()):
+        return None
+    factors = factor_TH[wrong_TH > limit_TH / 2]
+    least, most = (f"{float(factor):.7g}" for factor in (factors.min(), factors.max()))
+    times = least if least == most else f"{least} to {most}"
+    return f"it is {times} times the right output: what a (token, head) is divided by is not the sum of its weights"
+
+
+def _all_rounded(case: ReadCase, actual_THD: Tensor, expected: Expected) -> str | None:
+    """Said of an output whose every value is one of a coarser type."""
+    for dtype in COARSER[case.dtype]:
+        eps, right_THD = torch.finfo(DTYPES[dtype]).eps, expected.oracle.out_THD
+        near_TH = eps * right_THD.abs().amax(2) + expected.max_limit_TH
+        wrong_TH = (actual_THD.double() - right_THD).abs().amax(2)
+        if torch.equal(actual_THD.to(DTYPES[dtype]).to(actual_THD.dtype), actual_THD) and bool(
+            (wrong_TH <= near_TH).all()
+        ):
+            return f"every value is rounded to {dtype}: keep sums and their quotient in float32 and the output in {case.dtype}"
+    return None
+
+
+def _nearer(actual: Tensor, errors: Tensor, emulations: Iterator[Tensor]) -> bool:
+    """Whether the output is much nearer to one of them than to what is right."""
+    most = CLOSER * float(errors.max())
+    return any(float((actual.double() - emulated).abs().max()) <= most for emulated in emulations)
+
+
+def _in_tf32(case: ReadCase, content: Content) -> Iterator[Tensor]:
+    """Outputs [T, H, D] of products whose factors are rounded to TF32, to nearest or towards zero, or are three products
+    in bfloat16; the weights too or not."""
+    seen_TN = visible(content.q.shape[0], content.k.shape[0], window=case.window)
+    for half in (0x1000, 0):
+        for of_weights in (half, None):
+            q, k, v = (_cut_to_tf32(tensor, half) for tensor in (content.q, content.k, content.v))
+            scores_HTN = (case.effective_scale * score_sums(q, k)).masked_fill(~seen_TN, -torch.inf)
+            weights_HTN = torch.exp(scores_HTN - scores_HTN.amax(2, keepdim=True))
+            cut_HTN = weights_HTN if of_weights is None else _cut_to_tf32(weights_HTN.float(), of_weights)
+            yield (weighted_values(cut_HTN, v) / weights_HTN.sum(2, keepdim=True)).transpose(0, 1)
+    (q, q_low), (k, k_low), (v, v_low) = (_in_two(tensor) for tensor in (content.q, content.k, content.v))
+    sums_HTN = score_sums(q + q_low, k + k_low) - score_sums(q_low, k_low)
+    weights, low = _in_two(softmax((case.effective_scale * sums_HTN).masked_fill(~seen_TN, -torch.inf))[0].float())
+    yield (weighted_values(weights + low, v + v_low) - weighted_values(low, v_low)).transpose(0, 1)
+
+
+def _cut_to_tf32(tensor: Tensor, half: int) -> Tensor:
+    """float64 of float32 numbers, of whose mantissa 10 bits are left. `half` is added before the rest is cut off."""
+    return ((tensor.contiguous().view(torch.int32) + half) & ~0x1FFF).view(torch.float32).double()
+
+
+def _in_two(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The bfloat16 number that is nearest, and that which is nearest to the rest, in float64."""
+    high = tensor.bfloat16()
+    return high.double(), (tensor - high.float()).bfloat16().double()
+
+
+def _usual_error(coarse: Expected, dim: int) -> float:
+    """The largest error of plain code in the coarser type."""
+    return float((coarse.baseline_max_TH if dim == 3 else coarse.baseline_lse_TH).max())
 
 
 def _rounded_to(lse_TH: Tensor, errors_TH: Tensor, limit_TH: Tensor) -> str | None:

@@ -1,6 +1,7 @@
 """What a finding says, and that it comes down to a small case that still breaks the same clause."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -84,6 +85,23 @@ def test_a_store_finding_names_slot_block_and_token() -> None:
     assert "slot 11 (block 2, position 3), key: holds token 1, whose slot is -1" in finding.message
 
 
+def test_a_leak_that_only_another_block_size_shows_is_a_leak() -> None:
+    """Blocks of one token have no tail; blocks of another size have, with poison in it."""
+    case = ReadCase(
+        operation="decode",
+        rows=(Row(key=0, context_len=5, table=(4, 1, 3, 0, 2)),),
+        num_blocks=6,
+        block_size=1,
+        variation="block_size",
+    )
+
+    findings = judge(NoValueMask(), case).findings
+
+    assert [finding.property for finding in findings] == ["READ-2"]
+    assert "wrong with the same tokens in blocks of another size" in findings[0].message
+    assert "what reaches the output: values of slots that no query of the sequence may read" in findings[0].message
+
+
 def test_a_store_of_nothing_but_padding_comes_down_to_one_block_and_no_fewer() -> None:
     """Slot -1 is below every block: what is left must still be a pool."""
     setting, operations = AttentionSetting(), (StoreCase(slots=(-1, -1), num_blocks=3, block_size=4),)
@@ -92,6 +110,46 @@ def test_a_store_of_nothing_but_padding_comes_down_to_one_block_and_no_fewer() -
 
     assert isinstance(case, StoreCase)
     assert (case.slots, case.num_blocks) == ((-1,), 1)
+
+
+class _Store(PlainTorch):
+    """Each way to store wrongly that a reader is told apart."""
+
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+
+    def store(self, pool: Pool, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
+        if self.mistake == "dense keys":
+            keys = keys.as_strided(keys.shape, (keys[0].numel(), keys.shape[2], 1))
+        if self.mistake == "dense blocks":
+            strides = (pool.value_cache[0].numel(), *pool.value_cache.stride()[1:])
+            pool = dataclasses.replace(pool, value_cache=pool.value_cache.as_strided(pool.value_cache.shape, strides))
+        if self.mistake == "swapped":
+            keys, values = values, keys
+        if self.mistake == "last head":
+            pool = dataclasses.replace(pool, key_cache=pool.key_cache[:, :, :-1])
+            PlainTorch().store(pool, keys[:, :-1], values, slot_mapping)
+            return
+        PlainTorch().store(pool, keys, values, slot_mapping)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "changes", "clue"),
+    [
+        ("dense keys", {"query_form": "fused"}, "right with contiguous keys and values"),
+        ("dense blocks", {"pool_form": "uneven", "query_form": "fused"}, "right with dense caches"),
+        ("swapped", {}, "key: holds the value of its token"),
+        ("last head", {"num_kv_heads": 3}, "key: not written in KV head 2 (16 of 48 elements)"),
+    ],
+)
+def test_a_wrong_store_is_told_with_its_mistake(mistake: str, changes: dict[str, Any], clue: str) -> None:
+    case = msgspec.structs.replace(StoreCase(slots=(1, 6), num_blocks=3, block_size=4), **changes)
+
+    (finding,) = judge(_Store(mistake), case).findings
+
+    assert finding.property == "STORE-1"
+    assert clue in finding.message
+    assert ("right with" in finding.message) == mistake.startswith("dense")
 
 
 @pytest.mark.parametrize(
@@ -353,3 +411,68 @@ def test_a_promise_that_is_not_kept_names_its_declaration(correct: type[PlainTor
         "Modest", (correct,), {"capabilities": msgspec.structs.replace(correct.capabilities, promises=frozenset())}
     )
     assert not judge(modest(), case).findings
+
+
+class ForgetsAToken(LongContexts):
+    """The token before each 16th is left out."""
+
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        scores = scores.clone()
+        scores[:, :, 15:-1:16] = -torch.inf
+        return super()._softmax(scores, values)
+
+
+class SumIsNotRescaled(LongContexts):
+    """The sum of the weights is 2 % too large."""
+
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = super()._softmax(scores, values)
+        return out / 1.02, lse
+
+
+class RoundsToBfloat16(LongContexts):
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = super()._softmax(scores, values)
+        return out.bfloat16().float(), lse
+
+
+@pytest.mark.parametrize(
+    ("wrong", "context_len", "told"),
+    [
+        (ForgetsAToken, 18, "the output is that of: token 15 of the context left out (block 3)"),
+        (
+            SumIsNotRescaled,
+            18,
+            "times the right output: what a (token, head) is divided by is not the sum of its weights",
+        ),
+        (SumIsNotRescaled, 1, "it is 0.9803"),
+        (RoundsToBfloat16, 1, "every value is rounded to bfloat16"),
+        (RoundsToBfloat16, 18, "every value is rounded to bfloat16"),
+    ],
+)
+def test_what_is_not_imprecise_is_not_told_to_be(wrong: type[PlainTorch], context_len: int, told: str) -> None:
+    """All of it is within the limits of coarser products, in a small case."""
+    row = Row(key=0, context_len=context_len, table=tuple(range(5)))
+    case = msgspec.structs.replace(BATCH, rows=(row,), num_blocks=5, poison_k="zero", poison_v="zero")
+
+    message = judge(wrong(), case).findings[0].message
+    assert told in message
+    assert "TF32" not in message
+
+
+class AddsToTheSum(PlainTorch):
+    """1e-6 is added to the sum of the weights, in the one partition and where the partitions are merged, as vLLM does."""
+
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = super()._softmax(scores, values)
+        total = torch.exp(lse - scores.amax(2))[..., None]
+        return out * (total / (total + 1e-6)) * (total / (total + 1e-6)), lse
+
+
+@pytest.mark.parametrize("context_len", [1, 2, 9, 33])
+@pytest.mark.parametrize("seed", range(8))
+def test_an_epsilon_in_the_sum_of_the_weights_is_right(context_len: int, seed: int) -> None:
+    row = Row(key=0, context_len=context_len, table=tuple(range(9)))
+    case = msgspec.structs.replace(BATCH, rows=(row,), num_blocks=9, seed=seed, poison_k="zero", poison_v="zero")
+
+    assert not judge(AddsToTheSum(), case).findings
