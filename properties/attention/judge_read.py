@@ -110,12 +110,15 @@ class Judge:
             changed_queries=int((queries != queries_before).sum()),
         )
 
-    def clean_is_right(self) -> bool:
-        """Whether the base case is right in a pool of zeros with table padding of zeros."""
+    def clean_is_right(self, case: ReadCase, contents: Mapping[int, Content]) -> bool:
+        """Whether a case is right in a pool of zeros with table padding of zeros."""
         if "zero" not in self.capabilities.padding:
             return False
-        clean = replace(self.case, poison_k="zero", poison_v="zero", padding="zero")
-        return self.read(clean, self.contents).right
+        return self.read(replace(case, poison_k="zero", poison_v="zero", padding="zero"), contents).right
+
+    def leaks(self, case: ReadCase, contents: Mapping[int, Content]) -> bool:
+        """Whether a case that was wrong is wrong again, and right on a clean pool."""
+        return not self.read(case, contents).right and self.clean_is_right(case, contents)
 
     def right_alone(self, row: Row) -> bool:
         """Whether a row of the base case is right in a batch of its own."""
@@ -188,6 +191,8 @@ def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, ver
         verdict.add("READ-6", f"{EMPTY_ROWS}{_describe(judge, other)}")
         return
     if not other.right:
+        if other.wrong and not other.wrote and judge.leaks(*varied):  # tails that the base case has not
+            property_id, intro = "READ-2", f"{intro}\n{_leak(judge, *varied)}".rstrip()
         verdict.add(_property_of_fault(other, property_id), f"{intro}\n{_describe(judge, other)}")
         return
     different = bits.rows_with_other_bits(base, other)
@@ -219,8 +224,12 @@ def _property_of_fault(reading: Reading, otherwise: str | None = None) -> str:
 def _report_base(judge: Judge, base: Reading, verdict: Verdict) -> None:
     if not base.wrong:
         property_id, reason = _property_of_fault(base), ""
-        if property_id == "CRASH-1" and isinstance(base.fault, Fault) and judge.clean_is_right():
-            property_id, reason = "READ-2", _leak(judge)
+        if (
+            property_id == "CRASH-1"
+            and isinstance(base.fault, Fault)
+            and judge.clean_is_right(judge.case, judge.contents)
+        ):
+            property_id, reason = "READ-2", _leak(judge, judge.case, judge.contents)
         verdict.add(property_id, reason + _describe(judge, base))
         return
     property_id, reason = _attribute(judge, base)
@@ -241,8 +250,8 @@ def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
     wrong_keys = {wrong.row.key for wrong in base.wrong}
     if judge.read(case, judge.contents).right:  # nothing that is changed below would explain it
         return "READ-1", "Right when the same call is just repeated: the target does not repeat itself.\n"
-    if judge.clean_is_right():
-        return "READ-2", _leak(judge)
+    if judge.clean_is_right(case, judge.contents):
+        return "READ-2", _leak(judge, case, judge.contents)
     one_partition = replace(case, num_splits=1)
     if case != one_partition and judge.capabilities.num_splits and judge.read(one_partition, judge.contents).right:
         return "READ-4", f"Right in one partition, wrong with num_splits={case.num_splits}.\n"
@@ -263,9 +272,9 @@ def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
     return "READ-1", ""
 
 
-def _leak(judge: Judge) -> str:
+def _leak(judge: Judge, case: ReadCase, contents: Mapping[int, Content]) -> str:
     """Which foreign memory reaches the output: found by poisoning one kind at a time."""
-    case, clean = judge.case, {"poison_k": "zero", "poison_v": "zero", "padding": "zero"}
+    clean = {"poison_k": "zero", "poison_v": "zero", "padding": "zero"}
     sources = []
     for source, text in (
         ("poison_k", f"keys of slots that no query of the sequence may read (here {case.poison_k})"),
@@ -273,7 +282,7 @@ def _leak(judge: Judge) -> str:
         ("padding", f"block-table entries behind the last block (here {case.padding})"),
     ):
         alone = replace(case, **{**clean, source: getattr(case, source)})
-        if not judge.read(alone, judge.contents).right:
+        if not judge.read(alone, contents).right:
             sources.append(text)
     found = " and ".join(sources) or "their combination"
     return f"Right on a clean pool; what reaches the output: {found}.\n"

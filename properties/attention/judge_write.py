@@ -7,6 +7,7 @@ Letters: T tokens, B blocks, P block size, G KV heads, D head size, S slots (B *
 from collections.abc import Sequence
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from paged_ref.layouts import Layout, unpack_keys, unpack_values
@@ -80,8 +81,22 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
     after = memory.snapshot()
     expected = _expected_store(memory, before, keys, values, slots)
     if memory.changed_bytes(after):  # the memory holds what it should hold now: compare with what it held
-        verdict.add(*_explain_store(case, memory, (keys, values), (before, after, expected), where))
+        property_id, text = _explain_store(case, memory, (keys, values), (before, after, expected), where)
+        verdict.add(property_id, f"{text}{_without_strides(target, case, device)}")
     return verdict
+
+
+def _without_strides(target: AttentionTarget, case: StoreCase, device: str) -> str:
+    """A line that says which strides are mistaken, if the call is right without them; "" if it is not."""
+    for field, plain, text in (
+        ("query_form", "contiguous", "contiguous keys and values: these are slices of a fused projection"),
+        ("pool_form", "separate", "dense caches: between the blocks of these there are gaps"),
+    ):
+        if getattr(case, field) == plain:
+            continue
+        if not judge_store(target, replace(case, **{field: plain}), device).findings:
+            return f"\n  right with {text}, whose strides are others"
+    return ""
 
 
 def _pool_text(case: StoreCase | CopyCase) -> str:
@@ -153,10 +168,12 @@ def _explain_store(
     before, after, expected = views
     lines, property_id = [where], "STORE-1"
     for kind, which in (("key", 0), ("value", 1)):
-        tokens = bits_of(payload[which]).cpu()
+        tokens, swapped = (bits_of(payload[index]).cpu() for index in (which, 1 - which))
         wrong = (after[which] != expected[which]).flatten(1).any(1).nonzero().flatten().tolist()
         for slot in wrong[:4]:
             text, broken = _explain_slot(case, slot, after[which][slot], before[which][slot], tokens)
+            if slot in case.slots and torch.equal(after[which][slot], swapped[case.slots.index(slot)]):
+                text = f"holds the {'value' if kind == 'key' else 'key'} of its token"
             lines.append(
                 f"  slot {slot} (block {slot // case.block_size}, position {slot % case.block_size}), {kind}: {text}"
             )
@@ -189,9 +206,14 @@ def _explain_slot(case: StoreCase, slot: int, actual: Tensor, before: Tensor, to
             "changed, though no token goes there",
             "SLOT-3" if slot == case.num_blocks * case.block_size - 1 else "STORE-1",
         )
-    num_wrong = int((actual != tokens[case.slots.index(slot)]).sum()) if listed else actual.numel()
-    verb = "holds other bits than its token" if listed else "changed, though no token goes there"
-    return f"{verb} ({num_wrong} of {counted(actual.numel(), 'element')})", "STORE-1"
+    if not listed:
+        return f"changed, though no token goes there ({counted(int((actual != before).sum()), 'element')})", "STORE-1"
+    wrong = actual != tokens[case.slots.index(slot)]
+    heads = wrong.any(1).nonzero().flatten().tolist()
+    some = f" in KV head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}" if len(heads) < len(actual) else ""
+    unwritten = torch.equal(actual[wrong], before[wrong])
+    verb = f"not written{some}" if unwritten else f"holds other bits than its token{some}"
+    return f"{verb} ({int(wrong.sum())} of {counted(actual.numel(), 'element')})", "STORE-1"
 
 
 def _other_layout(
