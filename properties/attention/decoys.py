@@ -109,6 +109,29 @@ def _one_token_left_out(
             yield f"token {position} of the context left out (block {block})", float(errors_TH.max())
 
 
+def explain_lse(scene: Scene, row: Row, actual_TH: Tensor, expected: Expected) -> str:
+    """What else than the LSE it is, in one line; "" where that is not known. `actual_TH` on the CPU, in base e."""
+    content, scale = scene.contents[row.key], scene.case.effective_scale
+    if not content.q.numel() or not content.k.numel():
+        return ""
+    keys = content.k.double().repeat_interleave(scene.case.ratio, 1)
+    hidden = ~_seen(scene, row, window=scene.case.window)
+    sums_HTN = score_sums(content.q.double(), keys).masked_fill(hidden, -torch.inf)
+    largest_TH, right_TH = (scale * sums_HTN).amax(2).T, expected.oracle.lse_TH
+    others = {
+        "the largest score: the logarithm of the sum is missing": largest_TH,
+        "the logarithm of the sum alone: the largest score is missing": right_TH - largest_TH,
+        "that of scores without their scale": torch.logsumexp(sums_HTN, 2).T,
+        "that with the opposite sign": -right_TH,
+    }
+    away = float((actual_TH.double() - right_TH).abs().nan_to_num(nan=torch.inf).max())
+    for name, other_TH in others.items():
+        errors_TH = (actual_TH.double() - other_TH).abs().nan_to_num(nan=torch.inf)
+        if bool((errors_TH <= FIT_FACTOR * expected.lse_limit_TH).all()) and float(errors_TH.max()) <= CLOSER * away:
+            return f"the LSE is {name}"
+    return ""
+
+
 def _told(fits: list[tuple[str, float]]) -> str:
     """Every mistake that gives this output: a small case may not tell them apart."""
     names = [name for name, _ in fits]
@@ -160,6 +183,11 @@ def _decoys(scene: Scene, row: Row) -> Iterator[tuple[str, Reading]]:
             lead=row.query_len - length,
         )
     yield from slots("an identity block table (blocks 0, 1, 2, ...)", tuple(range(length)))
+    if needed > 1:
+        first = row.table[0] * size
+        yield from slots(
+            "the blocks behind the first one in the pool, not those of the table", tuple(range(first, first + length))
+        )
     for other in case.rows:
         if other.key != row.key and len(other.table) >= needed:
             foreign = tuple(other.table[p // size] * size + p % size for p in range(length))
@@ -210,9 +238,10 @@ def _mask_decoys(
         masks["a window one token too wide"] = _seen(scene, row, window=window + 1)
         masks["a window one token too narrow"] = _seen(scene, row, window=window - 1)
         masks["the window ignored"] = _seen(scene, row)
-    if row.query_len > 1:
+    if row.query_len < row.context_len:
         top_left = row.query_len - row.context_len
         masks["the causal mask aligned at the top left"] = _seen(scene, row, lead=top_left, window=window)
+    if row.query_len > 1:
         masks["each query sees the token after it"] = _seen(scene, row, lead=1, window=window)
         masks["no query sees its own token"] = _seen(scene, row, lead=-1, window=window)
         masks["no causal mask"] = _seen(scene, row, lead=row.context_len)

@@ -116,6 +116,10 @@ class Judge:
             return False
         return self.read(replace(case, poison_k="zero", poison_v="zero", padding="zero"), contents).right
 
+    def right_when_repeated(self, case: ReadCase, contents: Mapping[int, Content], *, want_lse: bool = True) -> bool:
+        """Whether a case that was wrong is right when the same call is made again, a few times over."""
+        return any(self.read(case, contents, want_lse=want_lse).right for _ in range(AGAIN))
+
     def leaks(self, case: ReadCase, contents: Mapping[int, Content]) -> bool:
         """Whether a case that was wrong is wrong again, and right on a clean pool."""
         return not self.read(case, contents).right and self.clean_is_right(case, contents)
@@ -191,6 +195,9 @@ def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, ver
         verdict.add("READ-6", f"{EMPTY_ROWS}{_describe(judge, other)}")
         return
     if not other.right:
+        if other.wrong and judge.right_when_repeated(*varied, want_lse=name != "without_lse"):
+            verdict.add("READ-1", f"{intro}\n{NOT_REPEATED}{_describe(judge, other)}")
+            return
         if other.wrong and not other.wrote and judge.leaks(*varied):  # tails that the base case has not
             property_id, intro = "READ-2", f"{intro}\n{_leak(judge, *varied)}".rstrip()
         verdict.add(_property_of_fault(other, property_id), f"{intro}\n{_describe(judge, other)}")
@@ -242,14 +249,19 @@ EMPTY_ROWS = (
 )
 
 
+AGAIN = 2
+"""How often a wrong call is made again before something else is taken to be the cause: a race is not lost each time."""
+NOT_REPEATED = "Right when the same call is just repeated: the target does not repeat itself.\n"
+
+
 def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
     """Which clause a wrong row breaks, found by running nearby cases that differ in one respect."""
     case = judge.case
     if all(wrong.row.context_len == 0 for wrong in base.wrong):
         return "READ-6", EMPTY_ROWS
     wrong_keys = {wrong.row.key for wrong in base.wrong}
-    if judge.read(case, judge.contents).right:  # nothing that is changed below would explain it
-        return "READ-1", "Right when the same call is just repeated: the target does not repeat itself.\n"
+    if judge.right_when_repeated(case, judge.contents):  # nothing that is changed below would explain it
+        return "READ-1", NOT_REPEATED
     if judge.clean_is_right(case, judge.contents):
         return "READ-2", _leak(judge, case, judge.contents)
     one_partition = replace(case, num_splits=1)
@@ -350,8 +362,9 @@ def _describe_row(judge: Judge, scene: Scene, wrong: Wrong) -> str:
         )
     elif row.key in judge.expected:
         content, expected = scene.contents[row.key], judge.expected[row.key]
-        imprecise = precision.hint(scene.case, content, wrong.actual, expected, tf32=judge.capabilities.tf32)
-        lines += [f"  {imprecise}"] if imprecise else []
+        text = decoys.explain_lse(scene, row, wrong.actual, expected)
+        text = text or precision.hint(scene.case, content, wrong.actual, expected, tf32=judge.capabilities.tf32)
+        lines += [f"  {text}"] if text else []
     return "\n".join(lines)
 
 

@@ -112,6 +112,70 @@ def test_a_store_of_nothing_but_padding_comes_down_to_one_block_and_no_fewer() -
     assert (case.slots, case.num_blocks) == ((-1,), 1)
 
 
+class _Lse(PlainTorch):
+    """Gives out something else than the LSE."""
+
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = super()._softmax(scores, values)
+        largest = scores.amax(2)
+        return out, {"no sum": largest, "no maximum": lse - largest, "sign": -lse}[self.mistake]
+
+    def _merge(self, outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+        return outs[0], lses[0]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "clue"),
+    [
+        ("no sum", "the LSE is the largest score: the logarithm of the sum is missing"),
+        ("no maximum", "the LSE is the logarithm of the sum alone: the largest score is missing"),
+        ("sign", "the LSE is that with the opposite sign"),
+    ],
+)
+def test_a_wrong_lse_is_told_with_its_mistake(mistake: str, clue: str) -> None:
+    case = msgspec.structs.replace(BATCH, num_splits=1, poison_k="zero", poison_v="zero")
+
+    (finding,) = judge(_Lse(mistake), case).findings
+
+    assert finding.property == "READ-4"
+    assert clue in finding.message
+
+
+class _ReadsOn(PlainTorch):
+    """The first block of a table, and those that lie behind it in the pool."""
+
+    def _attend(self, pool: Pool, batch: Batch, table: Tensor, rows: slice, context_len: int) -> tuple[Tensor, Tensor]:
+        table = table[0] + torch.arange(len(table))
+        return super()._attend(pool, batch, table.clamp(max=pool.key_cache.shape[0] - 1), rows, context_len)
+
+
+class _SdpaCausal(PlainTorch):
+    """One query with is_causal=True of torch's SDPA sees the first token alone."""
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        return super().decode(pool, dataclasses.replace(batch, context_lens=(1,) * len(batch.context_lens)))
+
+
+@pytest.mark.parametrize(
+    ("target", "clue"),
+    [
+        (_ReadsOn(), "the blocks behind the first one in the pool, not those of the table"),
+        (_SdpaCausal(), "the causal mask aligned at the top left"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_wrong_output_is_told_with_its_mistake(target: PlainTorch, clue: str) -> None:
+    (row, _) = BATCH.rows
+    case = msgspec.structs.replace(BATCH, rows=(msgspec.structs.replace(row, table=(2, 7, 5)),))
+
+    (finding,) = judge(target, case).findings
+
+    assert f"the output is that of: {clue}" in finding.message
+
+
 class _Store(PlainTorch):
     """Each way to store wrongly that a reader is told apart."""
 
