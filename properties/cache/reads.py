@@ -136,7 +136,7 @@ class Reads:
         self.state.report(
             id,
             f"sequence {part.seq.name}, layer {layer}, query at position {position} of "
-            f"{counted(part.stop, 'token')}{window}{beside}: "
+            f"{counted(part.stop, 'token')}{window}, in the row [{part.start}, {part.stop}){beside}: "
             f"head {comparison.worst[1]}, dimension {comparison.worst[2]} is {comparison.actual:.6g}, dense attention over its "
             f"own tokens gives {comparison.oracle:.6g}. Error {comparison.max_error:.2g}, limit {comparison.max_limit:.2g} "
             f"(plain {self.geometry.dtype} code errs by {comparison.baseline_max_error:.2g}); {comparison.num_bad_rows} of "

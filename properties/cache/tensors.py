@@ -122,9 +122,8 @@ class Tensors:
         if padding:
             judged["SLOT-3"] += bool(self.pools)
         self._expect_written(layer, parts)
-        listed = {part.seq.slots[p] for part in parts for p in range(part.start, part.stop)}
         for kind, slots in self._different([layer]):
-            self._report_store(layer, kind, slots, listed, padding)
+            self._report_store(layer, kind, slots, parts, padding)
 
     def _expect_written(self, layer: int, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -133,7 +132,8 @@ class Tensors:
             self.mirror.written(layer, slots, keys, values)
         self.planned.written(layer)
 
-    def _report_store(self, layer: int, kind: str, slots: list[int], listed: set[int], padding: int) -> None:
+    def _report_store(self, layer: int, kind: str, slots: list[int], parts: Sequence[Part], padding: int) -> None:
+        listed = {part.seq.slots[p]: part.seq.runs[p] for part in parts for p in range(part.start, part.stop)}
         size, last = self.state.block_size, self.state.shadow.num_slots - 1
         padded = [
             s for s in slots if padding and bool((self.mirror.device[KINDS.index(kind), layer, s] == PADDING).all())
@@ -152,7 +152,8 @@ class Tensors:
             self.state.report(
                 "STORE-1",
                 f"layer {layer}, {kind}: slot {slot} (block {slot // size}, offset {slot % size}) was to be written and "
-                f"does not hold the bits that were given; {len(missing)} of {counted(len(listed), 'slot')} are wrong"
+                f"does not hold the bits that were given{self._found_instead(layer, kind, slot, listed[slot], foreign)}; "
+                f"{len(missing)} of {counted(len(listed), 'slot')} are wrong"
                 + (f"; slot {foreign[0]}, which was not listed, changed" if foreign else ""),
             )
         elif foreign:
@@ -162,6 +163,16 @@ class Tensors:
                 f"layer {layer}, {kind}: slot {slot} (block {block}, offset {slot % size}) changed, and no token of this step "
                 f"goes there. History of {self.state.shadow.history(block)}",
             )
+
+    def _found_instead(self, layer: int, kind: str, slot: int, run: int, foreign: Sequence[int]) -> str:
+        """Where what was to be written into a slot of a layer lies, in words; "" where it is not near."""
+        given = self.payload.split(self.payload.fused([run], layer))[KINDS.index(kind)]
+        for other, pool in enumerate(self.pools):
+            for what, content in zip(KINDS, contents_of(pool), strict=True):
+                for place in foreign if (other, what) == (layer, kind) else [slot]:
+                    if not len(slots_that_differ(content[place : place + 1], given)):
+                        return f", which are in slot {place} of layer {other}, {what}"
+        return ""
 
     # ---- copies
 
