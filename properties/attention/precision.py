@@ -20,6 +20,8 @@ TIMES = 2.0
 """An error of so many times that of an emulation is as large as that."""
 CLOSER = 0.5
 """A result that is nearer to an emulation than so many times its error is explained by it."""
+MUCH_CLOSER = 0.2
+"""With two tokens any change of a weight moves the output along one line: half of it fits by chance."""
 MOST_OF_OUTPUT = 0.25
 """An explanation that allows for more of the output would fit anything."""
 LEFT_BY_FACTOR = 0.25
@@ -31,6 +33,7 @@ MOST_TOKENS = 2048
 
 COARSER: dict[str, tuple[str, ...]] = {"float32": ("float16", "bfloat16"), "float16": ("bfloat16",), "bfloat16": ()}
 NONE_KNOWN = "no known mistake gives this output"
+TF32 = "it is right to the precision of TF32 products: "
 IEEE = "ask for float32 products (Triton: input_precision='ieee')"
 
 
@@ -44,26 +47,33 @@ def hint(case: ReadCase, content: Content, actual: Tensor, expected: Expected, *
         return ""
     if actual.dim() == 2 and (kept := _rounded_to(actual, errors, limit_TH)):
         return f"it is right to the precision of {kept}: keep the LSE in float32"
-    if actual.dim() == 3 and (
-        told := _of_wrong_sums(actual, expected.oracle.out_THD, limit_TH) or _all_rounded(case, actual, expected)
-    ):
+    if actual.dim() == 3 and (told := _of_wrong_sums(actual, expected.oracle.out_THD, limit_TH)):
         return told
-    in_tf32 = case.dtype == "float32" and not tf32 and judge(actual, expect_row(case, content, tf32=True)).passed
-    if in_tf32 and (actual.dim() == 2 or _nearer(actual, errors, _in_tf32(case, content))):
-        return f"it is right to the precision of TF32 products: declare tf32=True if they are meant (bf16x3 too), else {IEEE}"
+    rounded = _all_rounded(case, actual, expected) if actual.dim() == 3 else None
     unknown = f"{NONE_KNOWN}; " if actual.dim() == 3 else ""
+    if case.dtype == "float32" and not tf32 and judge(actual, expect_row(case, content, tf32=True)).passed:
+        if actual.dim() == 2 or _nearer(actual, errors, _in_tf32(case, content)):
+            # With 10 bits of mantissa a float16 number is one of TF32.
+            return f"{TF32}declare tf32=True if they are meant (bf16x3 too), else {IEEE}{f'; or {rounded}' if rounded else ''}"
+        return rounded or f"{unknown}{TF32}{IEEE} if there are any; or is some intermediate result float16 or bfloat16?"
+    return rounded or _as_far_off(case, content, actual, expected, unknown)
+
+
+def _as_far_off(case: ReadCase, content: Content, actual: Tensor, expected: Expected, unknown: str) -> str:
+    """Which sums, or which coarser type, would be as far off; "" if none."""
+    judge, limit_TH = (compare, expected.max_limit_TH) if actual.dim() == 3 else (compare_lse, expected.lse_limit_TH)
+    right = _right(expected, actual)
+    most = float((actual.double() - right).abs().max())
     for of, emulated in _emulated(case, content, actual.dim()):
-        away = (emulated - _right(expected, actual)).abs()
-        small = float(away.max()) < MOST_OF_OUTPUT * float(_right(expected, actual).abs().max())
-        as_large = small and float(errors.max()) <= TIMES * float(away.max())
-        explained = float((actual.double() - emulated).abs().max()) <= CLOSER * float(errors.max())
+        away = (emulated - right).abs()
+        small = float(away.max()) < MOST_OF_OUTPUT * float(right.abs().max())
+        as_large = small and most <= TIMES * float(away.max())
+        explained = float((actual.double() - emulated).abs().max()) <= CLOSER * most
         if (as_large or explained) and float((away.reshape(*limit_TH.shape, -1).amax(2) / limit_TH).max()) > 0.5:
             return f"{unknown}it is as far off as sums of {of} in {case.dtype} are: keep them in float32"
     for dtype in COARSER[case.dtype]:
         coarse = _coarser(case, content, expected, dtype)
-        if judge(actual, coarse).passed and float(errors.max()) >= LEAST_OF_COARSER * _usual_error(
-            coarse, actual.dim()
-        ):
+        if judge(actual, coarse).passed and most >= LEAST_OF_COARSER * _usual_error(coarse, actual.dim()):
             return f"{unknown}it is right to the precision of {dtype}: is some intermediate result of that type?"
     return ""
 
@@ -101,7 +111,7 @@ def _all_rounded(case: ReadCase, actual_THD: Tensor, expected: Expected) -> str 
 
 def _nearer(actual: Tensor, errors: Tensor, emulations: Iterator[Tensor]) -> bool:
     """Whether the output is much nearer to one of them than to what is right."""
-    most = CLOSER * float(errors.max())
+    most = MUCH_CLOSER * float(errors.max())
     return any(float((actual.double() - emulated).abs().max()) <= most for emulated in emulations)
 
 

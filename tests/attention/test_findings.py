@@ -524,6 +524,33 @@ def test_what_is_not_imprecise_is_not_told_to_be(wrong: type[PlainTorch], contex
     assert "TF32" not in message
 
 
+class ScoresInBfloat16(LongContexts):
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return super()._softmax(scores.bfloat16().float(), values)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "context_len", "declares"),
+    [(Tf32Products, 1, True), (Tf32Products, 2, True), (Tf32Products, 9, True), (ScoresInBfloat16, 2, False)],
+)
+def test_tf32_is_to_be_declared_where_it_is_the_cause(
+    wrong: type[PlainTorch], context_len: int, declares: bool
+) -> None:
+    """A float16 number is one of TF32; and in small cases other mistakes are within the limits of TF32."""
+    rows, messages = (Row(key=0, context_len=context_len, table=(0, 1, 2)),), []
+    for seed in range(8):
+        case = msgspec.structs.replace(
+            BATCH, rows=rows, num_blocks=5, seed=seed, ratio=1, num_kv_heads=1, values="normal"
+        )
+        messages += [
+            finding.message for finding in judge(wrong(), case).findings if " of out are wrong" in finding.message
+        ]
+
+    assert messages
+    for message in messages:
+        assert ("TF32 products: declare tf32=True if they are meant" in message) is declares
+
+
 class AddsToTheSum(PlainTorch):
     """1e-6 is added to the sum of the weights, in the one partition and where the partitions are merged, as vLLM does."""
 
