@@ -12,9 +12,9 @@ and 64-bit integer tensors among the arguments point. What surrounds a view in i
 says how far a kernel may go.
 
 What the guard knows of the interpreter's internals is in this file (seen in Triton 3.7.1: where the methods below take
-pointers and mask, that `GridExecutor._init_args_hst` returns the launch's tensors on the host, and the text of the
-assertion of integer overflow). Where those are not as expected `why_unavailable` says so, and nothing is guarded; a test
-holds that the installed Triton fits.
+pointers and mask, that `GridExecutor._init_args_hst` returns the launch's tensors on the host, that its `__call__` is a
+launch, and the text of the assertion of integer overflow). Where those are not as expected `why_unavailable` says so, and
+nothing is guarded; a test holds that the installed Triton fits.
 """
 
 import gc
@@ -88,6 +88,15 @@ class Watch:
         self.may_point.clear()
         for argument in arguments:
             self.note(argument)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is known of one launch is kept while another one, begun by its hook or its grid, is made."""
+        kept = self.tensors.copy(), self.storages.copy(), self.may_point.copy()
+        try:
+            yield
+        finally:
+            self.tensors[:], self.storages[:], self.may_point[:] = kept
 
     def note(self, argument: object) -> None:
         """The memory that an argument gives to the launch."""
@@ -280,19 +289,20 @@ def guarded(protected: tuple[Protected, ...] = ()) -> Iterator[Watch]:
     watch = Watch(protected)
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     saved = {name: getattr(builder, name) for name in (*READS, *WRITES, *ATOMICS, ASSERTION)}
-    saved_init, saved_options = executor._init_args_hst, interpreter.interpreter_builder.options
+    saved_init, saved_call = executor._init_args_hst, executor.__call__
+    saved_options = interpreter.interpreter_builder.options
     try:
         for name, places in {**READS, **WRITES, **ATOMICS}.items():
             setattr(builder, name, _checking(saved[name], watch, name, places))
         setattr(builder, ASSERTION, _explaining(saved[ASSERTION]))
-        executor._init_args_hst = _noting(saved_init, watch)
+        executor._init_args_hst, executor.__call__ = _noting(saved_init, watch), _returning(saved_call, watch)
         interpreter.interpreter_builder.options = _with_debug(interpreter, saved_options)
         with language_replaced_once():
             yield watch
     finally:
         for name, method in saved.items():
             setattr(builder, name, method)
-        executor._init_args_hst = saved_init
+        executor._init_args_hst, executor.__call__ = saved_init, saved_call
         interpreter.interpreter_builder.options = saved_options
 
 
@@ -342,3 +352,11 @@ def _noting(method: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
         return on_host
 
     return noted
+
+
+def _returning(method: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
+    def called(executor: Any, *arguments: Any, **options: Any) -> Any:
+        with watch.aside():
+            return method(executor, *arguments, **options)
+
+    return called

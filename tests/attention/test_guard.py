@@ -260,6 +260,25 @@ def test_a_launch_does_not_know_what_an_earlier_one_was_told() -> None:
     assert ["in 1 active lane" in str(found) for found in (fault, again)] == [True, True]
 
 
+@pytest.mark.parametrize("by", ["hook", "grid"])
+def test_a_launch_within_a_launch_is_guarded_by_itself(by: str) -> None:
+    """A hook that clears a counter, or a grid that is computed: what is launched there has tensors of its own."""
+    numbers, target, others = torch.arange(1, 9), torch.zeros(1, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+
+    def launch(*_: object, **__: object) -> tuple[int]:
+        copy_kernel[(1,)](torch.ones_like(others), others, 4, 4, True, True)
+        return (1,)
+
+    try:
+        with guarded():
+            multiply_kernel.pre_run_hooks.extend([launch] if by == "hook" else [])
+            multiply_kernel[launch if by == "grid" else (1,)](numbers, 3, target)
+    finally:
+        multiply_kernel.pre_run_hooks.clear()
+
+    assert (target.tolist(), others.tolist()) == ([3], [1] * 4)
+
+
 def test_memory_that_was_given_back_is_nobodys() -> None:
     source, target = torch.ones(2**16), torch.zeros(8)
     pointers = torch.tensor([source.data_ptr()])
