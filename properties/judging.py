@@ -27,12 +27,14 @@ from properties.machine import Failing, Tally, search
 from properties.minimise import breaks, judge, minimise, trimmed
 from properties.specs import spec_of
 from properties.targets import Target
-from properties.trial import EVERYTHING, new_target, run_trace
+from properties.trial import EVERYTHING, MUST_RETURN, new_target, run_trace
 
 CORPUS = Path(__file__).with_name("corpus")
 NUM_SEEDS = {"pagefault-dev": 1500, "pagefault-ci": 3000, "pagefault-night": 200_000}
 """Seeded traces after Hypothesis. 1,500 traces are about 5 s on our manager and judge each clause hundreds of times; a
 campaign (`pagefault run`) draws as many every few seconds and looks deeper."""
+HANG = "CRASH-2"
+"""The clause that a call breaks which does not return in time."""
 MOST_ROUNDS = 12
 """Hypothesis runs again without the clauses found so far, at most this often."""
 
@@ -68,6 +70,14 @@ class Results:
     @property
     def judged(self) -> Counter[str]:
         return self.tally.judged
+
+    @property
+    def hung_once(self) -> bool:
+        """Whether something did not return in time that may return the next time: on a machine that stood still, say."""
+        hang = self.findings.get(HANG)
+        return (hang is not None and hang.case.flaky) or (
+            self.adapter is not None and self.adapter.remedy == MUST_RETURN
+        )
 
 
 @cache

@@ -96,6 +96,11 @@ class Session:
         return self.results[name]
 
     def _judge(self, name: str) -> Results:
+        """Once more where a hang does not come back: a machine that stood still is no fault of the target."""
+        results = self._judge_once(name)
+        return self._judge_once(name) if results.hung_once else results
+
+    def _judge_once(self, name: str) -> Results:
         target = self.targets[name]
         if self.device == "cuda" and target.level in ON_DEVICES:
             results = judge_elsewhere(target, self.profile_name, self.device, self.ledger)

@@ -5,6 +5,7 @@ Code that hangs inside a C extension cannot be stopped from within; campaigns ru
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,14 +20,34 @@ class TimedOut(BaseException):
     """The target did not return in time. Not an `Exception`, so that no `except Exception` in a target swallows it."""
 
 
+LATER_S = 0.01
+"""Seconds after which an alarm comes again that came where an exception would be lost."""
+
+
 def _expired(signum: int, frame: FrameType | None) -> None:
+    if _is_collecting(
+        frame
+    ):  # a long collection ends in its callbacks, Hypothesis' among them: there the alarm is heard
+        signal.setitimer(signal.ITIMER_REAL, LATER_S, LATER_S)
+        return
     raise TimedOut
+
+
+def _is_collecting(frame: FrameType | None) -> bool:
+    """Whether a callback of the garbage collector is running, which loses what is raised in it."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
 def time_limit(limit_s: float) -> Iterator[None]:
     """Raise `TimedOut` in this thread after `limit_s`; without effect outside the main thread and without SIGALRM.
 
+    It is raised again each `limit_s`: what is raised in a destructor, or in the callback of a weak reference, is lost.
     An alarm that somebody else has set is left alone.
     """
     usable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
@@ -34,7 +55,7 @@ def time_limit(limit_s: float) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _expired)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
     try:
         yield
     finally:
