@@ -1,5 +1,6 @@
 """`docs/kernels.md` and `docs/caches.md` are held to what they describe."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -124,6 +125,14 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert f"`pagefault test` makes {traces} traces of {CASES_PER_TRACE} calls" in PAGES["kernels"]
     assert f"A trace has {STEPS_PER_TRACE} operations" in PAGES["caches"]
     assert (MOST_ROWS, "ragged batches of up to four sequences" in PAGES["caches"]) == (4, True)
+
+
+@pytest.mark.parametrize("page", TEMPLATES)
+def test_what_a_template_names_to_import_exists(page: str) -> None:
+    named = re.findall(r"`from ([\w.]+) import (\w+)`", TEMPLATES[page].read_text())
+
+    assert len(named) == {"kernels": 0, "caches": 3}[page]
+    assert all(hasattr(importlib.import_module(module), name) for module, name in named)
 
 
 def test_the_readme_links_both() -> None:

@@ -27,7 +27,7 @@ class Target:
     level = "attention"
     name = "my-kernels"  # what reports and `pagefault bench` call it
     capabilities = AttentionCapabilities(
-        layouts=("flash",),  # K and V [B, P, G, D]; "hnd" is [B, G, P, D]; "vllm" packs the keys
+        layouts=("flash",),  # K and V [B, P, G, D]; "hnd" is [B, G, P, D]; "vllm" packs the keys; others: copy it
         dtypes=("float32", "float16", "bfloat16"),
         devices=("cpu", "cuda"),  # ("cuda",) if it runs on a GPU only
         block_sizes=(1, 2, 3, 4, 5, 7, 16),  # tokens per block that it accepts; small ones find most

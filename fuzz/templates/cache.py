@@ -86,10 +86,13 @@ class Target:
 
     # ---- optional: each of these makes more clauses judgeable
 
-    # def pools(self): ...                 one properties.attention.target.Pool a layer: every byte compared, poison put in
+    # def pools(self): ...                 [Pool(keys, values, Layout.FLASH), ...], one a layer: bytes compared, poison put in
+    #                                      (`from properties.attention.target import Pool`,
+    #                                      `from paged_ref.layouts import Layout`: FLASH, HND, VLLM)
     # def cached_blocks(self): ...         every block that a prefix lookup can find
     # def free_blocks(self): ...           every block that is free
     # def fork(self, parent, child): ...   child continues from everything that parent holds; needs copies() beside it
-    # def copies(self): ...                the block copies performed since the last call: [Copy(src, dst)]; [] for none
+    # def copies(self): ...                the block copies performed since the last call: [Copy(src, dst)]; [] for none;
+    #                                      `from properties.protocol import Copy`
     # def truncate(self, name, length): ...    keep the first length tokens
     # def preempt(self, name): ...         free, where it is done differently for a sequence that will come back
