@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+import torch
+
 from properties.attention.cases import AttentionCase, AttentionSetting, Done
 from properties.attention.judges import judge, why_unfit
 from properties.attention.target import AttentionTarget
@@ -27,6 +29,8 @@ class AttentionReferee:
         if setting.device not in target.capabilities.devices:
             raise UsageError(f"{target.name} runs on {', '.join(target.capabilities.devices)}, not on {setting.device}")
         self.target, self.setting, self.state = target, setting, AttentionState()
+        self._num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tensors this small are slower on several, and many times so on a busy machine
 
     def apply(self, operation: AttentionCase | Done) -> str:
         """Judge one case: "done"; "illegal" for one that the target does not accept; "crashed" after CRASH-1."""
@@ -52,4 +56,5 @@ class AttentionReferee:
         return "done"
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Torch has as many threads as before."""
+        torch.set_num_threads(self._num_threads)

@@ -1,7 +1,7 @@
 """Adapters that set torch's process-wide defaults: theirs hold within their calls, ours everywhere else."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -87,3 +87,23 @@ def test_another_target_has_ours() -> None:
     with theirs(object.__new__(SetsThemOnce)):
         assert _defaults()[0] == "meta"
     assert _defaults() == ("cpu", torch.float32)
+
+
+class CountsThreads(PlainTorch):
+    """Notes with how many threads it is called."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        CountsThreads.seen.add(torch.get_num_threads())
+        return super()._read(pool, batch)
+
+
+def test_small_tensors_are_judged_on_one_thread_and_the_others_are_given_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        _, verdict = drive(SPEC, CountsThreads, 1)
+        assert (verdict.breaches, CountsThreads.seen, torch.get_num_threads()) == ([], {1}, 3)
+    finally:
+        torch.set_num_threads(before)
