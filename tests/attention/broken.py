@@ -691,6 +691,6 @@ def all_broken() -> list[type[Broken]]:
     waiting = list(Broken.__subclasses__())
     while waiting:
         cls = waiting.pop(0)
-        found.append(cls)
+        found += [cls] * (cls.__module__ == __name__)  # tests derive others, which are no controls
         waiting = [*cls.__subclasses__(), *waiting]
     return found
