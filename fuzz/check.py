@@ -30,6 +30,7 @@ from properties.levels import LevelSpec
 from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, run_trace
+from properties.wording import counted
 
 SLOW_PER_S = 50.0
 """Judged operations a second below which a campaign is worth little, where there are no tensors."""
@@ -148,7 +149,7 @@ def _use(target: Target, spec: LevelSpec, go_on: Callable[[int], bool], where: W
     unseen, untried = _never(spec, adapter, marks, number)
     problems = [*_declarations(spec, adapter, broken, judged, marks), *unseen]
     notes = [
-        f"{number} cases, {operations} operations, {speed:,.0f} judged operations a second",
+        f"{counted(number, 'case')}, {operations} operations, {speed:,.0f} judged operations a second",
         *_broken_notes(broken),
         *untried,
         *(_useless(adapter, spec, marks) if number >= ENOUGH_CASES and spec.level != "attention" else []),
@@ -206,7 +207,7 @@ def _never(spec: LevelSpec, adapter: Any, marks: dict[str, int], number: int) ->
     wanted = spec.marks(adapter.capabilities, spec.offered(adapter))
     never = sorted(mark for mark in wanted - said if not marks.get(mark))
     if number < ENOUGH_CASES or spec.level not in ("blocks", "engine"):
-        notes = [f"not seen in {number} cases, look longer with --time: {', '.join(never)}"] if never else []
+        notes = [f"not seen in {counted(number, 'case')}, look longer with --time: {', '.join(never)}"] if never else []
         return [], notes
     more = "look longer with --time"
     return [(f"in {number} cases there was never {mark}", remedies.of_mark(mark) or more) for mark in never], []

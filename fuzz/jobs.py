@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from fuzz import messages
@@ -21,6 +22,8 @@ from properties.targets import Target
 
 TRIES = 4
 """How often a case is tried alone before it counts as one that does not fail by itself."""
+LEAK_SECONDS = 30.0
+"""After so long no earlier cases are tried any more: whose cases are slow, or fail by chance, would wait for minutes."""
 LEAK_TRIES = 6
 """How often it must fail behind others and pass alone: by chance, at one time in five, that happens once in 60,000 cases."""
 
@@ -90,9 +93,10 @@ def confirm(target: Target, case: Case, command: messages.Confirm) -> messages.C
     if failed:
         detail = f"it failed in {failed} of {TRIES} fresh processes: the target is not deterministic"
         return messages.Confirmed(how="flaky", detail=detail)
+    stop = time.monotonic() + LEAK_SECONDS
     for count in (1, 20, len(command.preceding)):
         before = command.preceding[-count:]
-        if len(before) == count and _leaks(spec, target, case, limit_s, before):
+        if len(before) == count and _leaks(spec, target, case, limit_s, before, stop):
             joined = joined_case(spec, target, case, limit_s, before) if spec.joins else None
             if joined is not None and fails_with(run_in_fork(spec, target, joined, limit_s), case.property):
                 return messages.Confirmed(how="failed", case=encode(joined).decode())
@@ -102,9 +106,13 @@ def confirm(target: Target, case: Case, command: messages.Confirm) -> messages.C
     return messages.Confirmed(how="gone", detail=f"it passed in {TRIES} fresh processes")
 
 
-def _leaks(spec: LevelSpec, target: Target, case: Case, limit_s: float, before: Sequence[tuple[int, int]]) -> bool:
+def _leaks(
+    spec: LevelSpec, target: Target, case: Case, limit_s: float, before: Sequence[tuple[int, int]], stop: float
+) -> bool:
     """Whether a case fails behind others and only there, time after time: a target that fails by chance is not blamed."""
     for _ in range(LEAK_TRIES):
+        if time.monotonic() > stop:
+            return False
         if not fails_with(run_in_fork(spec, target, case, limit_s, before), case.property):
             return False
         if fails_with(run_in_fork(spec, target, case, limit_s), case.property):

@@ -26,6 +26,7 @@ from properties.minimise import minimise
 from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, run_trace
+from properties.wording import UNREPEATED
 
 KEPT = (
     "Alone in a fresh process the {} call is right: what an earlier one left behind reaches it (scratch memory that is not "
@@ -166,7 +167,7 @@ class Minimiser:
         outcomes: Mapping[int, str] = MappingProxyType({}),
     ) -> Case:
         now = {**case.versions, **versions.versions_of(self.target.name)}
-        message += self._what_is_kept(case)
+        message += "" if UNREPEATED in message else self._what_is_kept(case)
         order = tuple(Breach(*breach) for breach in breaches)
         new = {"message": message, "versions": now, "flaky": False, "breaches": order, "outcomes": dict(outcomes)}
         return Case(**{**msgspec.structs.asdict(case), **new})

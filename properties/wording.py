@@ -12,5 +12,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun[:-1]}ies" if noun.endswith("ry") else f"{number:,} {noun}s"
 
 
+UNREPEATED = "the target does not repeat itself"
+"""Said of a call that was wrong, and is right when it is made again: what it comes behind explains nothing then."""
 HELD_ALONE = "Alone, in a fresh process, this case holds"
 """Begins what is added to a finding that was seen behind other cases; `pagefault repro` knows such a case by it."""

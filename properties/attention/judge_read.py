@@ -27,7 +27,7 @@ from properties.attention.scene import Scene, build
 from properties.attention.target import AttentionTarget, Output
 from properties.attention.verdict import Verdict
 from properties.contract import AdapterError
-from properties.wording import counted
+from properties.wording import UNREPEATED, counted
 
 FAULT_PROPERTY = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3", "crash": "CRASH-1"}
 
@@ -251,7 +251,7 @@ EMPTY_ROWS = (
 
 AGAIN = 2
 """How often a wrong call is made again before something else is taken to be the cause: a race is not lost each time."""
-NOT_REPEATED = "Right when the same call is just repeated: the target does not repeat itself.\n"
+NOT_REPEATED = f"Right when the same call is just repeated: {UNREPEATED}.\n"
 
 
 def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:

@@ -9,10 +9,11 @@ from properties.attention.target import Batch, Output, Pool
 from properties.attention.targets.plain import PlainTorch
 from tests.attention.broken import Int32Offsets
 
-__all__ = ["Int32Offsets", "KeepsTables", "WrongBehindAPrefill", "WrongWithoutLse"]
+__all__ = ["Int32Offsets", "KeepsTables", "WrongBehindAPrefill", "WrongOnce", "WrongWithoutLse"]
 
 KEPT_TABLES: dict[tuple[int, ...], Any] = {}
 PREFILLS: list[int] = []
+CALLS: list[int] = []
 
 
 class WrongBehindAPrefill(PlainTorch):
@@ -41,3 +42,12 @@ class WrongWithoutLse(PlainTorch):
     def _read(self, pool: Pool, batch: Batch) -> Output:
         answer = super()._read(pool, batch)
         return answer if batch.want_lse else Output(answer.out * 0)
+
+
+class WrongOnce(PlainTorch):
+    """Keeps nothing that reaches a result, and loses a race in the second call of its process."""
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
+        CALLS.append(1)
+        answer = super()._read(pool, batch)
+        return Output(answer.out * 0, answer.lse) if len(CALLS) == 2 else answer

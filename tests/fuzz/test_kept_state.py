@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fuzz import child, messages
+from fuzz import child, jobs, messages
 from fuzz.shrinking import KEPT
 from properties.attention.cases import AttentionSetting, ReadCase
 from properties.attention.spec import SPEC
@@ -16,8 +16,11 @@ from properties.attention.targets.plain import PlainTorch
 from properties.blocks.opening import NOT_THE_ADAPTER
 from properties.case import Case, decode, encode
 from properties.drive import drive
+from properties.targets import Target
+from properties.wording import UNREPEATED
 from tests.attention.test_findings import BATCH
 from tests.fuzz.helpers import pagefault
+from tests.fuzz.kept_targets import WrongBehindAPrefill
 
 LIMIT_S = 20.0
 
@@ -70,12 +73,26 @@ def test_what_fails_behind_an_earlier_case_becomes_a_trace_with_both() -> None:
     assert KEPT.format("last") in found.message
 
 
+def test_earlier_cases_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a kernel that is slow and loses a race in one call of three: minutes for each clause that it broke."""
+    case, preceding = _case(BATCH, "READ-1"), ((_seed_with_a_prefill(), 6),)
+    target = Target("mine", "attention", WrongBehindAPrefill)
+    monkeypatch.setattr(jobs, "LEAK_SECONDS", 0.0)
+
+    confirmed = jobs.confirm(
+        target, case, messages.Confirm(case=encode(case).decode(), limit_s=LIMIT_S, preceding=preceding)
+    )
+
+    assert (confirmed.how, confirmed.case) == ("gone", "")
+
+
 @pytest.mark.parametrize(
     ("target", "variation", "property_id", "kept"),
     [
         ("KeepsTables", "move", "READ-3", True),
         ("Int32Offsets", "high_stride", "READ-3", False),
         ("WrongWithoutLse", "without_lse", "READ-4", False),
+        ("WrongOnce", "move", "READ-1", False),
     ],
 )
 def test_whether_the_second_call_is_wrong_by_itself_is_said(
@@ -89,6 +106,7 @@ def test_whether_the_second_call_is_wrong_by_itself_is_said(
     found = decode(smaller.case.encode())
     assert found.operations[0].variation == variation
     assert (KEPT.format("second") in found.message) == kept
+    assert (UNREPEATED in found.message) == (target == "WrongOnce")
 
 
 def test_what_leaks_from_case_to_case_is_told_with_both_made_as_short_as_they_go(tmp_path: Path) -> None:
