@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from msgspec.structs import replace
 
 from properties.attention import variations
 from properties.attention.cases import rows_of
-
-if TYPE_CHECKING:
-    from properties.attention.judge_read import Judge, Reading
+from properties.attention.reading import Judge, Reading
 
 
 def broken_promise(judge: Judge, base: Reading, different: list[int], name: str) -> str:

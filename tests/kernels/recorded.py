@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from properties.attention.cases import ReadCase
 from properties.attention.generate import AttentionMaker, choose_geometry
-from properties.attention.judge_read import Judge
 from properties.attention.named import BLOCK_SIZES, SHAPES, named_case
+from properties.attention.reading import Judge
 from properties.attention.target import Output
 from properties.attention.targets.ours_triton import OurTriton
 from properties.drive import below_of
