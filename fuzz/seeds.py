@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 import xxhash
 
 from properties.drive import NUM_STEPS
+from properties.ledger import without_folder
 from properties.targets import WITH_PATH
 
 LONG_EVERY = 16
@@ -15,12 +14,9 @@ LONG_EVERY = 16
 
 def case_seed(seed: int, target: str, index: int) -> int:
     """The seed of one case: 63 bits, the same on every machine and Python, and in whatever folder the target lies."""
-    return xxhash.xxh64_intdigest(f"{seed}/{_without_folder(target)}/{index}".encode()) >> 1
-
-
-def _without_folder(target: str) -> str:
-    where, colon, what = target.partition(":")
-    return where if where in WITH_PATH else f"{PurePath(where).name}{colon}{what}"
+    family = target.partition(":")[0]  # of a checkout: each of its revisions gets the same cases
+    name = family if family in WITH_PATH else without_folder(target)
+    return xxhash.xxh64_intdigest(f"{seed}/{name}/{index}".encode()) >> 1
 
 
 def num_steps(case: int) -> int:

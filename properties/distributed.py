@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -55,7 +55,7 @@ class Distributed:
         self.sections += [(title, lines) for title, lines in getattr(node, "workeroutput", {}).get(KEY, [])]
 
 
-def hand_over(config: pytest.Config, sections: list[Section]) -> None:
+def hand_over(config: pytest.Config, sections: Callable[[], list[Section]]) -> None:
     """In a worker: give the sections to the process that tells them."""
     if hasattr(config, "workeroutput"):
-        config.workeroutput[KEY] = sections
+        config.workeroutput[KEY] = sections()

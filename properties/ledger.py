@@ -48,7 +48,7 @@ class Ledger:
             if version is not None and entry.versions and version not in entry.versions:
                 continue
             if (
-                _spelt(entry.target) == _spelt(target)
+                without_folder(entry.target) == without_folder(target)
                 and entry.property == property
                 and (not entry.fingerprints or fingerprint in entry.fingerprints)
             ):
@@ -58,8 +58,8 @@ class Ledger:
 
     def expired(self, targets: set[str]) -> list[Entry]:
         """Entries of these targets that no finding matched: fixed upstream, or no longer reached."""
-        spelt = {_spelt(target) for target in targets}
-        return [entry for entry, count in self.matches.items() if not count and _spelt(entry.target) in spelt]
+        spelt = {without_folder(target) for target in targets}
+        return [entry for entry, count in self.matches.items() if not count and without_folder(entry.target) in spelt]
 
 
 def read_ledger(path: Path | None) -> Ledger:
@@ -83,10 +83,10 @@ def read_ledger(path: Path | None) -> Ledger:
     return Ledger(entries)
 
 
-def _spelt(target: str) -> str:
+def without_folder(target: str) -> str:
     """A target of a file by the file's name alone: `run` and `test` may be told the same file by different paths.
 
-    >>> _spelt("/home/me/my_target.py:Target"), _spelt("nano-vllm:/checkout")
+    >>> without_folder("/home/me/my_target.py:Target"), without_folder("nano-vllm:/checkout")
     ('my_target.py:Target', 'nano-vllm:/checkout')
     """
     file, colon, attribute = target.rpartition(":")

@@ -245,7 +245,7 @@ def contract(request: pytest.FixtureRequest) -> Session:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker of xdist tells nothing itself."""
-    hand_over(session.config, _sections(session.config.stash[_SESSION]))
+    hand_over(session.config, lambda: _sections(session.config.stash[_SESSION]))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -260,8 +260,10 @@ def _sections(session: Session) -> list[Section]:
     """What is told of each target that was judged here, and of entries of the ledger that it did not meet."""
     sections = []
     for name, results in session.results.items():
-        expired = [not_met(entry) for entry in session.ledger.expired({name})]
-        lines = [f"not judged: {results}"] if isinstance(results, Unavailable) else [*summary(results), *expired]
+        if isinstance(results, Unavailable):
+            lines = [f"not judged: {results}"]
+        else:
+            lines = [*summary(results), *map(not_met, session.ledger.expired({name}))]
         sections.append((f"pagefault: {name}", lines))
     return sections
 

@@ -25,9 +25,8 @@ LATER_S = 0.01
 
 
 def _expired(signum: int, frame: FrameType | None) -> None:
-    if _is_collecting(
-        frame
-    ):  # a long collection ends in its callbacks, Hypothesis' among them: there the alarm is heard
+    if _is_collecting(frame):
+        # A long collection ends in its callbacks, Hypothesis' among them: there the alarm is heard first.
         signal.setitimer(signal.ITIMER_REAL, LATER_S, LATER_S)
         return
     raise TimedOut

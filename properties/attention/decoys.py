@@ -114,9 +114,8 @@ def explain_lse(scene: Scene, row: Row, actual_TH: Tensor, expected: Expected) -
     content, scale = scene.contents[row.key], scene.case.effective_scale
     if not content.q.numel() or not content.k.numel():
         return ""
-    keys = content.k.double().repeat_interleave(scene.case.ratio, 1)
-    hidden = ~_seen(scene, row, window=scene.case.window)
-    sums_HTN = score_sums(content.q.double(), keys).masked_fill(hidden, -torch.inf)
+    hidden_TN = ~_seen(scene, row, window=scene.case.window)
+    sums_HTN = score_sums(content.q.double(), content.k.double()).masked_fill(hidden_TN, -torch.inf)
     largest_TH, right_TH = (scale * sums_HTN).amax(2).T, expected.oracle.lse_TH
     others = {
         "the largest score: the logarithm of the sum is missing": largest_TH,

@@ -440,24 +440,6 @@ class EndsInAnyOrder(PlainTorch):
         return super()._read(pool, dataclasses.replace(batch, num_splits=1 + self.calls % 5))
 
 
-class WrongAtFirst(PlainTorch):
-    """Wrong in its first call alone, whatever the pool holds."""
-
-    calls = 0
-
-    def _read(self, pool: Pool, batch: Batch) -> Output:
-        self.calls += 1
-        answer = super()._read(pool, batch)
-        return Output(answer.out + 1, answer.lse) if self.calls == 1 else answer
-
-
-def test_what_is_right_when_it_is_repeated_is_no_leak() -> None:
-    (finding,) = judge(WrongAtFirst(), BATCH).findings
-
-    assert finding.property == "READ-1"
-    assert "the target does not repeat itself" in finding.message
-
-
 @pytest.mark.parametrize(
     ("correct", "told"),
     [

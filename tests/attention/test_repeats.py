@@ -3,23 +3,13 @@
 import msgspec
 import pytest
 
-from properties.attention.cases import ReadCase, Row
+from properties.attention.cases import ReadCase
 from properties.attention.judges import judge
 from properties.attention.target import Batch, Output, Pool
 from properties.attention.targets.plain import PlainTorch
+from tests.attention.test_findings import BATCH
 
-CASE = ReadCase(
-    operation="decode",
-    rows=(Row(key=0, context_len=9, table=(5, 2, 7)), Row(key=1, context_len=6, table=(3, 0))),
-    num_blocks=9,
-    block_size=4,
-    num_kv_heads=2,
-    ratio=3,
-    num_splits=2,
-    seed=4,
-    poison_k="nan",
-    poison_v="nan",
-)
+CASE = msgspec.structs.replace(BATCH, num_splits=2, poison_k="nan", poison_v="nan")
 
 
 class WrongInSomeCalls(PlainTorch):
@@ -42,9 +32,10 @@ def test_a_race_that_is_lost_in_the_variation_is_no_fault_of_what_was_varied(var
     assert "Right when the same call is just repeated: the target does not repeat itself." in finding.message
 
 
+@pytest.mark.parametrize("case", [BATCH, CASE], ids=["attractor", "nan"])
 @pytest.mark.parametrize("calls", [(0,), (0, 1)])
-def test_a_race_that_is_lost_twice_is_no_leak(calls: tuple[int, ...]) -> None:
-    (finding,) = judge(WrongInSomeCalls(*calls), CASE).findings
+def test_a_race_that_is_lost_twice_is_no_leak(calls: tuple[int, ...], case: ReadCase) -> None:
+    (finding,) = judge(WrongInSomeCalls(*calls), case).findings
 
     assert finding.property == "READ-1"
     assert "the target does not repeat itself" in finding.message
