@@ -13,6 +13,7 @@ from fuzz.outcome import Outcome, exit_code, outcome_of
 from fuzz.output import hint, on_device
 from fuzz.story import Group, breaches_before, grouped, tell, what_is_known
 from fuzz.values import plain_seconds
+from properties.attention.verdict import NOT_HIGH
 from properties.contract import clause
 from properties.ledger import not_met
 from properties.wording import counted
@@ -113,6 +114,8 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
     if run.tally.operations:
         plain(console, f"\n{run.name} judged: {judged or 'nothing: no case came to its end'}")
         plain(console, f"{run.name} reached: {marks or 'nothing'}")
+    if left_out := run.tally.marks.get(NOT_HIGH):
+        plain(console, f"{run.name}: {NOT_HIGH}: {counted(left_out, 'time')}")
     if run.tally.saved:
         plain(console, f"{run.name}: of earlier campaigns {counted(run.tally.saved, 'saved trace')} ran first")
     if run.tally.restarts:

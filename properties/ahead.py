@@ -22,8 +22,8 @@ from properties.lifeline import START, command_of_ours, end
 from properties.machine import Tally
 from properties.trial import Verdict
 
-BYTES_OF_A_PROCESS = 40 << 30
-"""What one needs for high block ids in real memory, on a GPU: see attention/buffers.py."""
+BYTES_OF_A_PROCESS = 22 << 30
+"""What one needs on a GPU: 20 GiB for high block ids in real memory (attention/buffers.py), and its context."""
 STILL_S = 150.0
 """A process that has finished no trace for so long is given up; what it had not done is judged when its turn comes."""
 MOST_UNCLEAN = 20

@@ -84,7 +84,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def allocate(geometry: Geometry, form: str, device: str, seed: int) -> PoolMemory:
-    """A pool full of random bytes in the given form."""
+    """A pool full of random bytes in the given form. Raises NoRoom for `high_stride` where a GPU has not enough memory."""
     if form == "high_stride":
         return _high_pool(geometry, device, seed)
     key_cache_shape, value_cache_shape = geometry.shapes()
@@ -124,17 +124,47 @@ _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linu
 """Python names the flag from 3.13 on. Without it the kernel refuses to fork a process that maps more than there is memory."""
 
 
-@lru_cache(maxsize=2)
+class NoRoom(Exception):
+    """The device has not the memory that blocks with high ids lie in, or not beside the target; none was taken."""
+
+
+LEFT_TO_TARGETS = 1 << 30
+"""Bytes of a GPU that are not taken for high ids, so that a target does not run out of memory by our doing."""
+
+
 def _high_bytes(itemsize: int, device: str) -> Tensor:
     """Bytes, zero at first, for MAX_HIGH_BLOCKS blocks of elements of `itemsize` bytes, HIGH_STRIDE elements apart, and
-    their lead: 10 GiB and 20 GiB, which a GPU really holds.
+    their lead: 10 GiB and 20 GiB, which a GPU really holds, once for all types. Raises NoRoom where it has not as much free.
     """
     num_bytes = (HIGH_LEAD + MAX_HIGH_BLOCKS * HIGH_STRIDE) * itemsize
-    if device != "cpu":
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    # Reserved address space: only the pages that are touched ever become memory.
+    if device == "cpu":
+        return _reserved(num_bytes)
+    if device not in _HELD or _HELD[device].numel() < num_bytes:
+        _HELD.pop(device, None)
+        _HELD[device] = _allocated(num_bytes, device)
+    return _HELD[device][:num_bytes]
+
+
+@lru_cache(maxsize=2)
+def _reserved(num_bytes: int) -> Tensor:
+    """Address space of the host: only the pages that are touched ever become memory."""
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+_HELD: dict[str, Tensor] = {}
+"""The bytes that are held of each GPU."""
+
+
+def _allocated(num_bytes: int, device: str) -> Tensor:
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    if free < num_bytes + LEFT_TO_TARGETS:
+        raise NoRoom(f"{num_bytes / 2**30:.0f} GiB for high block ids, and {free / 2**30:.1f} GiB are free")
+    try:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as error:  # another process was faster
+        raise NoRoom(str(error)) from error
 
 
 def _high_pool(geometry: Geometry, device: str, seed: int) -> PoolMemory:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from properties.attention import bits, decoys, precision, variations
+from properties.attention.buffers import NoRoom
 from properties.attention.cases import ReadCase, blocks_needed
 from properties.attention.contents import Content
 from properties.attention.coverage import offered
@@ -22,7 +23,7 @@ from properties.attention.execute import Fault, Refused
 from properties.attention.reading import Judge, Reading, Wrong
 from properties.attention.scene import Scene
 from properties.attention.target import AttentionTarget
-from properties.attention.verdict import Verdict
+from properties.attention.verdict import NOT_HIGH, Verdict
 from properties.wording import UNREPEATED, counted
 
 FAULT_PROPERTY = {"load": "READ-2", "store": "STORE-1", "overflow": "READ-3", "crash": "CRASH-1"}
@@ -58,8 +59,12 @@ def _judge_variation(judge: Judge, base: Reading, varied: variations.Varied, ver
         if not reading.right:
             _report_base(other_judge, reading, verdict)
         return
-    other = judge.read(*varied, want_lse=name != "without_lse")
     verdict.counts[f"variation {name}"] += 1
+    try:
+        other = judge.read(*varied, want_lse=name != "without_lse")
+    except NoRoom:
+        verdict.counts[NOT_HIGH] += 1
+        return
     if isinstance(other.fault, Refused) and name in MAY_BE_REFUSED:
         verdict.counts[f"{name} refused"] += 1
         return

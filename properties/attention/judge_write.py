@@ -12,13 +12,13 @@ from torch import Tensor
 
 from paged_ref.layouts import Layout, unpack_keys, unpack_values
 from paged_ref.store import store as reference_store
-from properties.attention.buffers import Geometry, PoolMemory, allocate
+from properties.attention.buffers import Geometry, NoRoom, PoolMemory, allocate
 from properties.attention.cases import CopyCase, StoreCase
 from properties.attention.contents import DTYPES
 from properties.attention.execute import Fault, Refused, execute, protection
 from properties.attention.judge_read import FAULT_PROPERTY
 from properties.attention.target import AttentionTarget, Pool
-from properties.attention.verdict import Verdict
+from properties.attention.verdict import NOT_HIGH, Verdict
 from properties.wording import counted
 
 BITS = {2: torch.int16, 4: torch.int32}
@@ -51,9 +51,13 @@ def _geometry(case: StoreCase | CopyCase) -> Geometry:
 def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -> Verdict:
     """Judges STORE-1, SLOT-3 and LAYOUT-1 on one store call into a pool of random bytes. Any NaN will do for a NaN."""
     verdict = Verdict()
+    try:
+        memory = allocate(_geometry(case), case.pool_form, device, case.seed)
+    except NoRoom:
+        verdict.counts[NOT_HIGH] += 1
+        return verdict
     verdict.counts["store"] += 1
     verdict.judged.update(["STORE-1", "LAYOUT-1", "CRASH-1", *(["SLOT-3"] if -1 in case.slots else [])])
-    memory = allocate(_geometry(case), case.pool_form, device, case.seed)
     keys, values = _payload(case, device)
     slots = torch.tensor(case.slots, dtype=torch.int64, device=device)
     before = memory.snapshot()

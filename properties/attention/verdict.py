@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from properties.contract import CLAUSES, VIOLATIONS
 
+NOT_HIGH = "high block ids left out (no memory)"
+"""Counted where a case or a variation was not judged because the device has no room for such blocks."""
+
 
 class Finding(NamedTuple):
     """A clause that does not hold, and the whole explanation in words."""
