@@ -15,8 +15,8 @@ from torch import Tensor
 
 from paged_ref.dense import exact_attention, expand_heads, score_sums, softmax, visible, weighted_values
 from paged_ref.parity import Expected
-from properties.attention import precision
-from properties.attention.cases import Row, blocks_needed
+from properties.attention import precision, softmaxes
+from properties.attention.cases import ReadCase, Row, blocks_needed
 from properties.attention.scene import Scene
 
 # A decoy "fits" when the output is as near to it as a correct output is to the oracle, with room for its
@@ -67,8 +67,7 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected, *, t
     away = float((actual - expected.oracle.out_THD).abs().nan_to_num(nan=torch.inf).max())
     nearest, nearest_excess = "", torch.inf
     fits: list[tuple[str, float]] = []
-    for name, reading in _decoys(scene, row):
-        decoy = _read(scene, row, reading)
+    for name, decoy in _outputs(scene, row):
         same_nan = decoy.isnan() & actual.isnan()
         errors_TH = (actual - decoy).abs().masked_fill(same_nan, 0.0).nan_to_num(nan=torch.inf).amax(2)
         if float(errors_TH.max()) > CLOSER * away:
@@ -88,6 +87,13 @@ def explain(scene: Scene, row: Row, actual_THD: Tensor, expected: Expected, *, t
     if nearest_excess > NEAR:
         return f"{precision.NONE_KNOWN}, or one near it"
     return f"{precision.NONE_KNOWN}; nearest, and {nearest_excess:.1f} times too far: {nearest}"
+
+
+def _outputs(scene: Scene, row: Row) -> Iterator[tuple[str, Tensor]]:
+    """Each known mistake by name, and the output [T, H, D] that it gives."""
+    for name, reading in _decoys(scene, row):
+        yield name, _read(scene, row, reading)
+    yield from softmaxes.mistaken(scene, row)
 
 
 def _one_token_left_out(
@@ -120,9 +126,13 @@ def explain_lse(scene: Scene, row: Row, actual_TH: Tensor, expected: Expected) -
     others = {
         "the largest score: the logarithm of the sum is missing": largest_TH,
         "the logarithm of the sum alone: the largest score is missing": right_TH - largest_TH,
-        "that of scores without their scale": torch.logsumexp(sums_HTN, 2).T,
         "that with the opposite sign": -right_TH,
     }
+    for name, other_scale in _other_scales(scene.case):
+        others[f"that of scores with {name}"] = torch.logsumexp(other_scale * sums_HTN, 2).T
+    for cap in softmaxes.CAPS:
+        capped_HTN = softmaxes.capped(scale * sums_HTN, cap)
+        others[f"that of scores with a soft cap of {cap:g}"] = torch.logsumexp(capped_HTN, 2).T
     away = float((actual_TH.double() - right_TH).abs().nan_to_num(nan=torch.inf).max())
     for name, other_TH in others.items():
         errors_TH = (actual_TH.double() - other_TH).abs().nan_to_num(nan=torch.inf)
@@ -201,14 +211,24 @@ def _decoys(scene: Scene, row: Row) -> Iterator[tuple[str, Reading]]:
                 yield from slots(f"block {other_block} read in place of block {block} (logical {index})", swapped)
     yield from _head_decoys(own, own_heads, num_kv_heads, usual, scale)
     yield from _mask_decoys(scene, row, own, own_heads, scale)
-    for name, other_scale in (
+    for name, other_scale in _other_scales(case):
+        if own:
+            yield name, Reading(own, own_heads, usual, other_scale)
+
+
+def _other_scales(case: ReadCase) -> Iterator[tuple[str, float]]:
+    """Scales that a case might be taken to have, and has not."""
+    scale, padded = case.effective_scale, 1 << (case.head_size - 1).bit_length()
+    for name, other in (
         ("a scale of 1", 1.0),
         ("a scale of head_size ** -0.5", case.head_size**-0.5),
         ("the scale applied twice", scale * scale),
         ("base 2 for base e in the softmax", scale * 0.6931471805599453),
     ):
-        if own and other_scale != scale:
-            yield name, Reading(own, own_heads, usual, other_scale)
+        if other != scale:
+            yield name, other
+    if padded != case.head_size:
+        yield f"a scale of {padded} ** -0.5 (the padded head size)", padded**-0.5
 
 
 def _head_decoys(
