@@ -58,7 +58,8 @@ def results_of(contract: Any, target_name: str, *, whole: bool = True) -> Result
     if isinstance(results, Unavailable):
         pytest.skip(str(results))
     if results.adapter is not None:
-        _fail_once(contract, target_name, f"verdict ADAPTER for {target_name}: {results.adapter}")
+        before = f". Broken before that: {', '.join(results.tally.failing)}" if results.tally.failing else ""
+        _fail_once(contract, target_name, f"verdict ADAPTER for {target_name}: {results.adapter}{before}")
     assert isinstance(results, Results)
     if whole and results.ended is not None:
         pytest.skip(_ended(results))

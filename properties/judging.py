@@ -162,7 +162,7 @@ _AHEAD = "it was broken in another process, which judged this trace ahead"
 
 
 def _count(results: Results, verdict: Any) -> None:
-    if verdict.adapter is not None:
+    if verdict.adapter is not None and not verdict.breaches:  # behind a breach it may be what came of that
         raise verdict.adapter
     state = verdict.state
     results.tally.count(len(verdict.applied), verdict.outcomes, state.judged, state.marks)

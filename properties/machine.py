@@ -168,8 +168,7 @@ def build_machine(
             breaches = self.referee.state.breaches
             seen = len(breaches)
             started = perf_counter()
-            with time_limit(spec.limit_s or STEP_LIMIT_S), undisturbed():
-                outcome = self.referee.apply(operation)
+            outcome = self._applied(operation)
             tally.body_s += perf_counter() - started
             tally.steps += 1
             tally.outcomes[outcome] += 1
@@ -181,6 +180,16 @@ def build_machine(
                 first = next(b for b in new if b.property not in tolerate)
                 self.done = True
                 raise VIOLATIONS[first.property](first.message)
+
+        def _applied(self, operation: Any) -> str:
+            """The outcome; "crashed" where the adapter fails behind a breach: that may be what came of the breach."""
+            try:
+                with time_limit(spec.limit_s or STEP_LIMIT_S), undisturbed():
+                    return str(self.referee.apply(operation))
+            except AdapterError:
+                if not self.referee.state.breaches:
+                    raise
+                return "crashed"
 
         def _keep(self, breach: Breach) -> None:
             known = tally.failing.get(breach.property)

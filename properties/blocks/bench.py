@@ -104,6 +104,8 @@ class Bench:
                 lost.append(seq.name)
                 continue
             seq.blocks = blocks_of_slots(slots, state.block_size)
+        if focus is not None and self._changed:
+            self._note_shared_table(focus)
         for name in lost:
             del state.live[name]
         if moved:
@@ -111,6 +113,15 @@ class Bench:
             self._num_held = len(state.live)
             state.holders = holders(seq.blocks for seq in state.live.values())
         return not lost or (focus is not None and focus.name not in lost)
+
+    def _note_shared_table(self, focus: LiveSequence) -> None:
+        """The slots of another sequence that changed as those of this one did, though it was not called."""
+        for name in self._changed:
+            other = self.state.live[name]
+            length = min(len(other.slots), len(focus.slots))
+            if length and other.slots[:length] == focus.slots[:length]:
+                text = f". The slots of {name} changed with those of {focus.name} and are the same: do both have one table?"
+                self.state.moved_along = (self.state.step, text)
 
     def _write(self, seq: LiveSequence, first: int, stop: int, fresh: Collection[int]) -> None:
         """Positions `[first, stop)` of a sequence are computed now."""

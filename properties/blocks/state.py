@@ -65,6 +65,8 @@ class State:
         """Step -> how it was refused."""
         self.as_blocks: set[str] = set()
         """Sequences that were said to have as many tokens from the cache as they have blocks from there."""
+        self.moved_along: tuple[int, str] = (0, "")
+        """A step, and what was seen in it that a breach of that step may come from."""
         self.latest: str | None = None
         """The sequence that the operation before this one admitted or extended, if it did."""
 
@@ -81,7 +83,8 @@ class State:
         """Record a breach; only the first of each clause in a trace, since the rest may follow from it."""
         if id not in self.broken:
             self.broken.add(id)
-            self.breaches.append(Breach(id, message, self.step))
+            step, seen = self.moved_along
+            self.breaches.append(Breach(id, f"{message}{seen}" if step == self.step else message, self.step))
 
     def num_unowned(self) -> int:
         """Usable blocks that no live sequence holds: free, or evictable from the prefix cache."""
