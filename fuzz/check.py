@@ -26,6 +26,7 @@ from properties.blame import last_lines, passes, said
 from properties.blocks import declarations
 from properties.contract import CLAUSES
 from properties.declared import Problem
+from properties.leading import with_steps
 from properties.levels import LevelSpec
 from properties.specs import spec_of
 from properties.targets import Target
@@ -137,7 +138,8 @@ def _use(target: Target, spec: LevelSpec, go_on: Callable[[int], bool], where: W
         for breach in verdict.breaches:
             broken.setdefault(breach.property, (breach.message, number))
         if verdict.adapter is not None and not verdict.breaches:
-            _answer(emit, [(verdict.adapter.problem, verdict.adapter.remedy)])  # and no notes: it ends here
+            error = with_steps(spec, target.make, verdict.adapter)
+            _answer(emit, [(error.problem, error.remedy)])  # and no notes: it ends here
             return
         operations += len(verdict.applied)
         if verdict.state is not None:

@@ -20,6 +20,7 @@ from properties.case import Case, encode, write
 from properties.contract import AdapterError, UsageError
 from properties.declared import level_problem
 from properties.drive import drive
+from properties.leading import with_steps
 from properties.levels import LevelSpec
 from properties.targets import Target, Unavailable
 from properties.trial import Verdict, run_trace
@@ -203,7 +204,7 @@ class Loop:
             self._broke(breach, geometry, verdict, seed)
         if verdict.adapter is not None and not verdict.breaches:
             trace = (geometry, tuple(verdict.applied), index)  # behind a breach anything may fail: no verdict
-            self._adapter(verdict.adapter, trace)
+            self._adapter(with_steps(self.spec, self.target.make, verdict.adapter), trace)
         lied = lie(self.capabilities, self.frees, self.tolerate)
         if lied is not None:
             self._adapter(lied, (geometry, tuple(verdict.applied), index))

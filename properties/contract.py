@@ -11,7 +11,7 @@ from one helper would otherwise be reported as one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Rank = Literal["safety", "promise"]
 Level = Literal["blocks", "engine", "attention", "cache"]
@@ -28,8 +28,11 @@ class UsageError(PagefaultError, ValueError):
 class AdapterError(PagefaultError):
     """The adapter breaks its own protocol: verdict ADAPTER, never a finding.
 
-    `remedy` says what to change in the adapter.
+    `remedy` says what to change in the adapter; `trace` is the geometry and the operations that led to it, if any did, the
+    one that failed at the end.
     """
+
+    trace: tuple[Any, tuple[Any, ...]] | None = None
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}. Remedy: {remedy}")

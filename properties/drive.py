@@ -9,7 +9,7 @@ from typing import Any
 from properties.contract import AdapterError
 from properties.levels import Below, LevelSpec
 from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
-from properties.trial import Verdict, ends, hung_outside_a_step, new_target, undisturbed
+from properties.trial import Verdict, ends, hung_outside_a_step, led, new_target, undisturbed
 
 NUM_STEPS = 60
 """Operations of a trace at most: long enough to fill, free and refill a pool of 8 blocks several times."""
@@ -62,7 +62,7 @@ def drive(
             _steps(referee, maker, spec.num_steps or num_steps, last, tolerate, before, verdict)
             referee.close()
     except AdapterError as error:
-        verdict.adapter = error
+        verdict.adapter = led(error, geometry, verdict.applied)
     except TimedOut:
         call = "making the adapter" if geometry is None else f"open({geometry})"
         verdict.adapter = hung_outside_a_step(call, spec.limit_s or limit_s)

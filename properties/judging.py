@@ -21,6 +21,7 @@ from properties.blocks.declarations import lie
 from properties.case import Case, fingerprint, read
 from properties.contract import AdapterError
 from properties.drive import drive
+from properties.leading import with_steps
 from properties.ledger import Entry, Ledger
 from properties.levels import LevelSpec
 from properties.machine import Failing, Tally, search
@@ -119,7 +120,9 @@ def judge_target(
             results.tally.adapter = lie(sample.capabilities, results.tally.marks, results.tally.failing)
     except AdapterError as error:
         results.tally.adapter = error
-    if results.adapter is None:
+    if results.adapter is not None:
+        results.tally.adapter = with_steps(spec, target.make, results.adapter)
+    else:
         for id, failing in results.tally.failing.items():
             results.findings[id] = _finding(spec, target, id, failing, ledger)
     return results

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from properties.contract import VIOLATIONS, AdapterError, Breach
 from properties.levels import LevelSpec
 from properties.timelimit import time_limit
-from properties.trial import ends, new_target, opened, undisturbed
+from properties.trial import ends, led, new_target, opened, undisturbed
 
 PROFILES = {
     "pagefault-dev": settings(max_examples=60, stateful_step_count=40, database=None),
@@ -186,9 +186,9 @@ def build_machine(
             try:
                 with time_limit(spec.limit_s or STEP_LIMIT_S), undisturbed():
                     return str(self.referee.apply(operation))
-            except AdapterError:
+            except AdapterError as error:
                 if not self.referee.state.breaches:
-                    raise
+                    raise led(error, self.geometry, self.trace) from None
                 return "crashed"
 
         def _keep(self, breach: Breach) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +141,7 @@ def run_trace(
             verdict.state = referee.state
             _apply_all(referee, operations, tolerate, before, verdict)
     except AdapterError as error:
-        verdict.adapter = error
+        verdict.adapter = led(error, geometry, verdict.applied)
     except TimedOut:
         call = "making the adapter" if made is None else f"open({geometry})"
         verdict.adapter = hung_outside_a_step(call, spec.limit_s or limit_s)
@@ -149,7 +149,7 @@ def run_trace(
         if referee is not None:
             verdict.breaches = list(referee.state.breaches)
     if referee is not None and verdict.adapter is None:
-        _close(referee, verdict)
+        _close(referee, geometry, verdict)
     return verdict
 
 
@@ -175,14 +175,21 @@ def _apply_all(
         if before is not None:
             before(operation)
         seen = len(breaches)
+        verdict.applied.append(operation)
         outcome = referee.apply(operation)
         verdict.outcomes[outcome] += 1
         if outcome == "illegal":
             verdict.illegal += 1
+            verdict.applied.pop()
             continue
-        verdict.applied.append(operation)
         if outcome == "crashed" or ends(breaches[seen:], tolerate):
             return
+
+
+def led(error: AdapterError, geometry: Any, operations: Sequence[Any]) -> AdapterError:
+    """The error, which knows now what led to it. Modifies `error`."""
+    error.trace = (geometry, tuple(operations)) if operations else None
+    return error
 
 
 def hung_outside_a_step(call: str, limit_s: float) -> AdapterError:
@@ -195,11 +202,12 @@ def ends(breaches: Iterable[Any], tolerate: Collection[str]) -> bool:
     return "*" not in tolerate and any(breach.property not in tolerate for breach in breaches)
 
 
-def _close(referee: Any, verdict: Verdict) -> None:
+def _close(referee: Any, geometry: Any, verdict: Verdict) -> None:
     try:
         referee.close()
     except AdapterError as error:
-        verdict.adapter = error
+        verdict.adapter = led(error, geometry, verdict.applied)
     except BaseException as error:
         passes(error)
-        verdict.adapter = AdapterError(f"close raised {said(error)}", "close() must not fail")
+        failed = AdapterError(f"close raised {said(error)}", "close() must not fail")
+        verdict.adapter = led(failed, geometry, verdict.applied)
