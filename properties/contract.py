@@ -40,6 +40,10 @@ class AdapterError(PagefaultError):
         self.remedy = remedy
 
 
+FILL_IN = "fill it in"
+"""The remedy for what a template leaves open."""
+
+
 class ContractViolation(PagefaultError, AssertionError):
     """A clause of the contract does not hold. Subclasses carry the id; `str()` is the whole explanation."""
 

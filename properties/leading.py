@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from properties.contract import AdapterError
+from properties.contract import FILL_IN, AdapterError
 from properties.levels import LevelSpec
 from properties.minimise import judge, minimise
 from properties.report import geometry_in_words, operation_in_words
@@ -21,7 +21,7 @@ LIMIT_S = 5.0
 
 def with_steps(spec: LevelSpec, make: Callable[[], Any], error: AdapterError) -> AdapterError:
     """The same verdict, with the steps that lead to it; the error as it is where there are none, or they do not again."""
-    if error.trace is None:
+    if error.trace is None or error.remedy == FILL_IN:
         return error
 
     def leads(geometry: Any, operations: Sequence[Any]) -> bool:

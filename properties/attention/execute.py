@@ -18,7 +18,7 @@ from properties.attention import guard
 from properties.attention.buffers import PoolMemory
 from properties.attention.target import AttentionTarget, Output, Pool
 from properties.blame import is_adapter_fault, last_lines, passes, said
-from properties.contract import AdapterError
+from properties.contract import FILL_IN, AdapterError
 from properties.torch_defaults import theirs
 
 # Above this size a list of every element's address costs more than the kernel: bounds alone are checked.
@@ -84,7 +84,7 @@ def _sorted_out(target: AttentionTarget, error: BaseException) -> Refused | Faul
     if isinstance(cause, AssertionError) and "overflow detected" in str(cause):
         return Fault("overflow", f"{_kernel_line(cause)}: {cause}")
     if isinstance(error, NotImplementedError) and str(error).startswith(_BLANKS) and is_adapter_fault(error, target):
-        raise AdapterError(f"the adapter of {target.name} raises {said(error)}", "fill it in") from error
+        raise AdapterError(f"the adapter of {target.name} raises {said(error)}", FILL_IN) from error
     if isinstance(error, target.capabilities.refusals):
         return Refused(said(error))
     mistake = isinstance(error, PROGRAMMING_ERRORS) or not isinstance(error, Exception)

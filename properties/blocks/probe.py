@@ -8,14 +8,13 @@ from typing import Any, NoReturn, TypeVar
 
 from properties.blame import is_adapter_fault, last_lines, passes, said
 from properties.blocks import answers
-from properties.contract import AdapterError
+from properties.contract import FILL_IN, AdapterError
 from properties.protocol import REQUIRED, Capabilities, Copy, missing, offered
 
 T = TypeVar("T")
 
 _NOT_BEGUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 """What a method returns whose body has a `yield`, or that is `async`: nothing of it has been done."""
-_BLANK = "fill it in"
 _REFUSAL = "if this means 'no room', list the exception in capabilities.refusals; else mend the adapter"
 _OPEN = "declare in capabilities the block_sizes and num_blocks that it accepts, or mend open"
 
@@ -77,11 +76,11 @@ class Probe:
         what = f"{method} raised {said(error)} ({last_lines(error)})"
         blank = isinstance(error, NotImplementedError)
         if blank and method == "open":
-            raise AdapterError(what, _BLANK) from error  # wherever it was raised: nothing is there to be tested
+            raise AdapterError(what, FILL_IN) from error  # wherever it was raised: nothing is there to be tested
         if is_adapter_fault(error, self.target):
             raise AdapterError(
                 f"{what}, in the adapter's own code, on legal use",
-                _BLANK if blank else _OPEN if method == "open" else _REFUSAL,
+                FILL_IN if blank else _OPEN if method == "open" else _REFUSAL,
             ) from error
         raise Crashed(what) from error
 

@@ -104,7 +104,7 @@ def test_a_broken_adapter_is_never_a_finding(name: str, words: str, tmp_path: Pa
 
 
 def test_chance_is_called_flaky(tmp_path: Path) -> None:
-    done = pagefault("run", "-t", bad("Random"), "--time", "2s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path)
+    done = pagefault("run", "-t", bad("Random"), "--time", "4s", "--seed", 3, "--out", "o", "--json", cwd=tmp_path)
     findings = done.json["targets"][bad("Random")]["findings"]
 
     assert done.code == 1
@@ -114,7 +114,7 @@ def test_chance_is_called_flaky(tmp_path: Path) -> None:
 
 
 def test_what_is_flaky_is_told_with_what_was_seen(tmp_path: Path) -> None:
-    done = pagefault("run", "-t", bad("Random"), "--time", "2s", "--seed", 3, "--out", "o", cwd=tmp_path)
+    done = pagefault("run", "-t", bad("Random"), "--time", "4s", "--seed", 3, "--out", "o", cwd=tmp_path)
 
     assert f"FLAKY REF-1 of {bad('Random')}: it " in done.out
     assert "what was seen: block " in done.out

@@ -64,7 +64,7 @@ def test_what_fails_behind_an_earlier_case_becomes_a_trace_with_both() -> None:
     assert (alone.how, behind.how) == ("gone", "failed")
     assert len(decode(behind.case.encode()).operations) > 1
 
-    command = messages.Minimise(case=behind.case, limit_s=LIMIT_S, seconds=12.0, isolated=True)
+    command = messages.Minimise(case=behind.case, limit_s=LIMIT_S, seconds=40.0, isolated=True)
     smaller = perform(target, command)
 
     assert isinstance(smaller, messages.Smaller)
