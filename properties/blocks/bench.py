@@ -263,9 +263,10 @@ class Bench:
     def _tail_is_shared(self, seq: LiveSequence) -> bool:
         """Whether the next token goes into a block that another sequence holds, or the cache may still show."""
         state, length = self.state, len(seq.tokens)
-        if length % state.block_size == 0 or length >= len(seq.slots) or seq.slots[length] < 0:
+        if length % state.block_size == 0 or seq.slots[length - 1] < 0:
             return False
-        return seq.slots[length] // state.block_size in self._shared_blocks(seq)
+        # The block of the last token, which is there in any case: a target need not tell slots behind the last token.
+        return seq.slots[length - 1] // state.block_size in self._shared_blocks(seq)
 
     def _table_length(self, seq: LiveSequence) -> int:
         return -(-len(seq.slots) // self.state.block_size)

@@ -17,6 +17,7 @@ from properties.ledger import Ledger
 from properties.machine import PROFILES, Failing, Tally, search
 from properties.protocol import Capabilities, Copy, slots_from_table
 from properties.targets import Target, load
+from properties.targets.ours import OurBlocks
 
 
 class Full(Exception):
@@ -93,6 +94,27 @@ class Sound:
         return list(self.free_list)
 
 
+class TellsSlotsOfItsTokensAlone(Sound):
+    """Where others tell all slots of the last block."""
+
+    def slots(self, name: str) -> Sequence[int]:
+        return super().slots(name)[: self.lengths[name]]
+
+
+class OursToo(OurBlocks):
+    def slots(self, name: str) -> Sequence[int]:
+        return super().slots(name)[: self.manager.num_tokens(name)]
+
+
+@pytest.mark.parametrize("cls", [TellsSlotsOfItsTokensAlone, OursToo])
+def test_slots_behind_the_last_token_need_not_be_told(cls: type) -> None:
+    """That a copy was due for a shared last block was seen by the slot behind the last token alone: ALLOC-6, COW-4."""
+    results = judged(cls)
+
+    assert (results.adapter, results.findings) == (None, {})
+    assert results.tally.marks["a copy on write"] > 0
+
+
 class SharesTheTable(Sound):
     """Parent and child have one list; in the end blocks are taken from an empty pool, in the adapter's own code."""
 
@@ -100,7 +122,7 @@ class SharesTheTable(Sound):
         return self.tables[parent]
 
 
-def judged(cls: type[Sound]) -> Results:
+def judged(cls: type) -> Results:
     return judge_target(Target("mine", "blocks", cls), PROFILES["pagefault-dev"], 40, Ledger(), [])
 
 
