@@ -3,6 +3,8 @@
 Everything a sequence does not own is poison: NaN in the slots, ids of no block in the table padding.
 """
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,7 @@ import torch
 LARGEST_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 LARGEST_LSE_ERROR = 5e-6
 NO_BLOCK = (2**30, -1)  # what may stand past the last block of a row
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
 
 
 @dataclass(frozen=True)
@@ -91,3 +94,35 @@ def largest_error(out: torch.Tensor, expected: torch.Tensor) -> float:
 def assert_close(out: torch.Tensor, expected: torch.Tensor, limit: float | None = None) -> None:
     error, limit = largest_error(out, expected), LARGEST_ERROR[out.dtype] if limit is None else limit
     assert error <= limit, f"largest error {error:.3g}, at most {limit:.3g} expected"
+
+
+def far_apart(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """The same values where the last index of `axis` lies 2**31 elements or more behind the first, at a stride that fits 32
+    bits: it is the product that does not.
+
+    Where the product would be in 32 bits lies poison: NaN, or -1. On a CPU only address space is taken, but for the pages
+    touched; on a GPU 2**32 elements of memory.
+    """
+    size = tensor.shape[axis]
+    inner = [side for side in range(tensor.dim()) if side != axis]
+    shape = [tensor.shape[side] for side in inner]
+    stride = -(-(2**31) // ((size - 1) * 16)) * 16
+    assert 2**31 > stride >= math.prod(shape), f"{size} indices along axis {axis} of {tuple(tensor.shape)}"
+    steps = dict(zip(inner, (math.prod(shape[place + 1 :]) for place in range(len(shape))), strict=True)) | {
+        axis: stride
+    }
+    strides = [steps[side] for side in range(tensor.dim())]
+    storage = _room(2**32 + 16 * size + math.prod(shape), tensor)
+    view = storage.as_strided(tensor.shape, strides, 2**31)
+    last = view.narrow(axis, size - 1, 1)
+    wrapped = storage.as_strided(last.shape, strides, last.storage_offset() - 2**32)
+    wrapped.fill_(float("nan") if tensor.is_floating_point() else -1)
+    return view.copy_(tensor)
+
+
+def _room(num_elements: int, like: torch.Tensor) -> torch.Tensor:
+    if like.is_cuda:
+        torch.cuda.empty_cache()  # what an earlier tensor of this size has left
+        return torch.empty(num_elements, dtype=like.dtype, device=like.device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+    return torch.frombuffer(mmap.mmap(-1, num_elements * like.element_size(), flags=flags), dtype=like.dtype)

@@ -164,22 +164,6 @@ def test_strided_tensors_and_a_given_output(device: str) -> None:
     assert torch.equal(room[:, [0, 5]], torch.full_like(room[:, [0, 5]], 7.0))
 
 
-def test_offsets_beyond_2_to_the_31(device: str) -> None:
-    """Block 1 of a strided view begins 2**31 elements into its storage (address space; only the pages used are touched)."""
-    shape, stride = (2, 4, 2, 32), (2**31, 64, 32, 1)
-    storage = torch.empty(2**31 + 4 * 64, dtype=torch.float16, device=device)
-    cache = storage.as_strided(shape, stride)
-    values = torch.randn(4, 2, 32).to(torch.float16)
-    cache[1] = values.to(device)
-    batch = plain.make_batch([4], "4/2/32", dtype=torch.float16, device=device)
-    table = torch.tensor([[1]], dtype=torch.int32, device=device)
-    near = dataclasses.replace(batch, k_cache=values[None], v_cache=values[None], table=table - 1)
-
-    out = decode(batch.q, cache, cache, table, batch.lens, scale=batch.scale)
-
-    plain.assert_close(out, plain.answer(near)[0])
-
-
 def test_no_sequences(device: str) -> None:
     batch = plain.make_batch([], device=device)
 
