@@ -18,7 +18,9 @@ Letters: T query tokens of a step, H query heads, G KV heads, D head dim, L laye
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -69,6 +71,17 @@ class PagedKVCache:
         if not isinstance(backend, str | Backend):
             raise ValueError(f"backend={backend!r}: give a name, or a Backend of your own")
         place = _place(device)
+        for name, value in (
+            ("num_blocks", num_blocks),
+            ("block_size", block_size),
+            ("num_host_blocks", num_host_blocks),
+        ):
+            require_between(name, value, int(name != "num_host_blocks"))
+        self.shape = PoolShape(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype, place)
+        self.backend = make_backend(backend, place) if isinstance(backend, str) else backend
+        self.backend.check(self.shape)
+        self.backend.check_values = False  # tables and slots of our own making; reading them would wait for the device
+        self.pools = _pools(self.shape, num_blocks)
         self.manager = BlockManager(
             num_blocks,
             block_size,
@@ -77,22 +90,9 @@ class PagedKVCache:
             window=window,
             hash_fn=hash_fn,
         )
-        self.shape = PoolShape(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype, place)
-        self.backend = make_backend(backend, place) if isinstance(backend, str) else backend
-        self.backend.check(self.shape)
         self.window = window
-        self.pools = torch.empty(
-            2, num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype=dtype, device=place
-        )
-        self.host_pools = torch.empty(
-            2,
-            num_layers,
-            num_host_blocks,
-            block_size,
-            num_kv_heads,
-            head_dim,
-            dtype=dtype,
-            pin_memory=place.type == "cuda",
+        self.host_pools = _pools(
+            replace(self.shape, device=torch.device("cpu")), num_host_blocks, pin=place.type == "cuda"
         )
         self.on_copies: Callable[[Sequence[Copy]], None] | None = None
         self._version = next(_VERSIONS)
@@ -173,7 +173,8 @@ class PagedKVCache:
     def attend(self, layer: int, query: Tensor, step: Step, *, scale: float | None = None) -> Tensor:
         """Attention of query `[T + padding, H, D]` in one layer, causal over each row's context: `[T + padding, H, D]`.
 
-        `scale` is `D ** -0.5` unless given. Padding gives zeros. Modifies nothing.
+        `scale` is `D ** -0.5` unless given. Padding gives zeros. Modifies nothing. A row's tokens see themselves: write them
+        before, with this step or another one.
         """
         self._check_step(layer, step)
         num_heads = query.shape[1] if isinstance(query, Tensor) and query.dim() == 3 else 0
@@ -311,6 +312,19 @@ class PagedKVCache:
             raise ValueError(f"{name}.layout={tensor.layout}: expected a dense tensor (torch.strided)")
         if tensor.numel() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ValueError(f"{name}.stride(-1)={tensor.stride(-1)}: the last dimension must be dense (stride 1)")
+
+
+def _pools(shape: PoolShape, num_blocks: int, *, pin: bool = False) -> Tensor:
+    """Memory `[2, L, B, P, G, D]` that holds anything. Raises ValueError where the device has not as much."""
+    sizes = (2, shape.num_layers, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    try:
+        return torch.empty(sizes, dtype=shape.dtype, device=shape.device, pin_memory=pin)
+    except RuntimeError as error:  # torch.OutOfMemoryError among them
+        gib = math.prod(sizes) * shape.dtype.itemsize / 2**30
+        raise ValueError(
+            f"{num_blocks} blocks of {shape.block_size} tokens take {gib:,.1f} GiB on {shape.device}, which cannot be had "
+            f"({str(error).splitlines()[0]}): give fewer blocks"
+        ) from error
 
 
 def _place(device: torch.device | str) -> torch.device:

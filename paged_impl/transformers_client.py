@@ -45,12 +45,32 @@ def attention(
         raise ValueError(
             "attention_mask is given: a paged step is causal over each sequence, and takes no mask of its own"
         )
-    if unused.get("softcap") is not None:
-        raise ValueError(f"softcap={unused['softcap']}: the kernels have no logit soft-capping")
+    _check_plain(unused, paged_cache.window)
     layer = module.layer_idx
     paged_cache.write(layer, _tokens_first(key), _tokens_first(value), paged_step)
     out = paged_cache.attend(layer, _tokens_first(query), paged_step, scale=scaling)
     return out[None], None
+
+
+def _check_plain(asked: dict[str, Any], window: int | None) -> None:
+    """Raise ValueError where a layer asks for more than causal attention with the cache's window."""
+    for name, without, meaning in (
+        ("softcap", None, "soft capping"),
+        ("s_aux", None, "attention sinks"),
+        ("position_bias", None, "a bias"),
+        ("dropout", 0.0, "dropout: call model.eval()"),
+        ("is_causal", True, "attention to what comes later"),
+    ):
+        value = asked.get(name)
+        if value is not None and (without is None or value != without):
+            shown = name if isinstance(value, Tensor) else f"{name}={value}"
+            raise ValueError(f"{shown}: a paged causal read has none ({meaning})")
+    sliding = asked.get("sliding_window")
+    if sliding is not None and sliding != window:
+        raise ValueError(
+            f"sliding_window={sliding}: the cache has window={window}, and one for all layers. Give "
+            f"PagedClient window={sliding} if every layer of the model has that"
+        )
 
 
 def _tokens_first(tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class FlashAttention(Backend):
         check_shape(shape)
 
     def store(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        self.check_store(key, value, k_cache, v_cache, slot_mapping)
         store_with_best(key, value, k_cache, v_cache, slot_mapping)
 
     def decode(
@@ -47,6 +48,9 @@ class FlashAttention(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        self.check_decode(
+            q, k_cache, v_cache, block_table, context_lens, scale=scale, max_context_len=max_context_len, window=window
+        )
         out: Tensor = self._decode(
             q[:, None], k_cache, v_cache, cache_seqlens=context_lens, block_table=block_table,
             softmax_scale=scale, causal=True, window_size=window_of(window),
@@ -68,6 +72,10 @@ class FlashAttention(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        self.check_prefill(
+            q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
+            scale=scale, max_query_len=max_query_len, max_context_len=max_context_len, window=window,
+        )  # fmt: skip
         cu_seqlens_k = torch.nn.functional.pad(context_lens.cumsum(0, dtype=torch.int32), (1, 0))
         out: Tensor = self._prefill(
             q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, max_query_len, max_context_len,

@@ -23,6 +23,7 @@ class TorchGather(Backend):
         """Serves every shape."""
 
     def store(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        self.check_store(key, value, k_cache, v_cache, slot_mapping)
         store_by_index(key, value, k_cache, v_cache, slot_mapping)
 
     def decode(
@@ -37,6 +38,9 @@ class TorchGather(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        self.check_decode(
+            q, k_cache, v_cache, block_table, context_lens, scale=scale, max_context_len=max_context_len, window=window
+        )
         if max_context_len == 0:  # nothing but padding rows
             return torch.zeros_like(q)
         keys, values = gather(k_cache, v_cache, block_table, max_context_len)
@@ -60,6 +64,10 @@ class TorchGather(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        self.check_prefill(
+            q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
+            scale=scale, max_query_len=max_query_len, max_context_len=max_context_len, window=window,
+        )  # fmt: skip
         out = torch.zeros_like(q)
         bounds, lengths = cu_seqlens_q.tolist(), context_lens.tolist()
         for s, length in enumerate(lengths):

@@ -40,6 +40,7 @@ class TorchVarlen(Backend):
             raise ValueError(f"dtype={shape.dtype}: backend='torch-varlen' takes float16 and bfloat16; use 'triton'")
 
     def store(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        self.check_store(key, value, k_cache, v_cache, slot_mapping)
         store_with_best(key, value, k_cache, v_cache, slot_mapping)
 
     def decode(
@@ -54,6 +55,9 @@ class TorchVarlen(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        self.check_decode(
+            q, k_cache, v_cache, block_table, context_lens, scale=scale, max_context_len=max_context_len, window=window
+        )
         cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
         return self.prefill(
             q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
@@ -74,6 +78,10 @@ class TorchVarlen(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        self.check_prefill(
+            q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
+            scale=scale, max_query_len=max_query_len, max_context_len=max_context_len, window=window,
+        )  # fmt: skip
         out = self._attend(
             q, k_cache, v_cache, cu_seqlens_q, None, max_query_len, max_context_len,
             scale=scale, window_size=(-1 if window is None else window - 1, 0),

@@ -7,6 +7,7 @@ import os
 import torch
 from torch import Tensor
 
+from paged_impl import checks
 from paged_impl.backends.interface import Backend, PoolShape
 
 
@@ -29,8 +30,6 @@ class TritonBackend(Backend):
             from paged_impl import kernels
         except ImportError as error:
             raise ValueError(f"backend='triton': {error}. Install it with: pip install 'pagefault[torch]'") from error
-        from paged_impl.kernels import checks
-
         self._kernels = kernels
         self._head_dims = (checks.MIN_HEAD_DIM, checks.MAX_HEAD_DIM)
         self._num_splits = num_splits
@@ -48,6 +47,8 @@ class TritonBackend(Backend):
             )
 
     def store(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        if self.check_values:
+            self.check_store(key, value, k_cache, v_cache, slot_mapping)
         self._kernels.store(key, value, k_cache, v_cache, slot_mapping, check_values=False)
 
     def decode(
@@ -62,6 +63,17 @@ class TritonBackend(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        if self.check_values:  # the shapes are checked by the kernels, in any case
+            self.check_decode(
+                q,
+                k_cache,
+                v_cache,
+                block_table,
+                context_lens,
+                scale=scale,
+                max_context_len=max_context_len,
+                window=window,
+            )
         out = self._kernels.decode(
             q, k_cache, v_cache, block_table, context_lens,
             scale=scale, num_splits=self._num_splits, window=window, max_context_len=max_context_len, check_values=False,
@@ -84,6 +96,11 @@ class TritonBackend(Backend):
         max_context_len: int,
         window: int | None = None,
     ) -> Tensor:
+        if self.check_values:
+            self.check_prefill(
+                q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
+                scale=scale, max_query_len=max_query_len, max_context_len=max_context_len, window=window,
+            )  # fmt: skip
         out = self._kernels.prefill(
             q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
             scale=scale, max_query_len=max_query_len, window=window, max_context_len=max_context_len, check_values=False,

@@ -27,7 +27,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_impl.kernels import checks, rules, runtime
+from paged_impl import checks
+from paged_impl.kernels import rules, runtime
 from paged_impl.kernels.pages import load_tile, token_offsets
 
 LOG2_E = math.log2(math.e)
@@ -300,7 +301,7 @@ def decode(
     _check(q, k_cache, v_cache, block_table, context_lens, num_splits, window, out, scale, workspace)
     max_context = checks.bound_of_contexts(max_context_len, block_table, k_cache)
     if checks.should_check_values(check_values, q.device):
-        checks.check_context_values(block_table, context_lens, k_cache.shape[0], k_cache.shape[1])
+        checks.check_context_values(block_table, context_lens, *k_cache.shape[:2], window=window)
     num_seqs, num_heads, head_dim = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty((num_seqs, num_heads) if return_lse else (0,), dtype=torch.float32, device=q.device)
@@ -372,13 +373,11 @@ def _check(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, context_lens: torch.Tensor,
     num_splits: int | None, window: int | None, out: torch.Tensor | None, scale: float, workspace: Workspace | None,
 ) -> None:  # fmt: skip
-    checks.check_floating("q", q, q, 3)
-    checks.check_caches(k_cache, v_cache, q)
-    checks.check_batch(block_table, context_lens, q.shape[0], q.device)
-    checks.check_window(window)
+    checks.check_kernel_dtype("q", q)
+    checks.check_decode(q, k_cache, v_cache, block_table, context_lens, scale=scale, window=window)
+    checks.check_head_dim(q.shape[2])
     checks.check_out(out, q)
     checks.check_splits(num_splits)
-    checks.check_scale(scale)
     checks.require(
         workspace is None or isinstance(workspace, Workspace), f"workspace={workspace!r}; expected None or a Workspace"
     )

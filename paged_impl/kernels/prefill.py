@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paged_impl.arguments import require_integer
-from paged_impl.kernels import checks, rules, runtime
+from paged_impl import checks
+from paged_impl.kernels import rules, runtime
 from paged_impl.kernels.decode import LOG2_E
 from paged_impl.kernels.pages import load_tile, token_offsets
 
@@ -185,8 +185,15 @@ def prefill(
     _check(q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, scale, max_query_len, window, out)
     max_context = checks.bound_of_contexts(max_context_len, block_table, k_cache)
     if checks.should_check_values(check_values, q.device):
-        checks.check_context_values(block_table, context_lens, k_cache.shape[0], k_cache.shape[1])
-        checks.check_query_values(cu_seqlens_q, context_lens, q.shape[0], max_query_len)
+        checks.check_prefill_values(
+            block_table,
+            context_lens,
+            cu_seqlens_q,
+            k_cache,
+            window=window,
+            max_query_len=max_query_len,
+            num_tokens=q.shape[0],
+        )
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty((num_tokens, num_heads) if return_lse else (0,), dtype=torch.float32, device=q.device)
@@ -257,15 +264,20 @@ def _check(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, cu_seqlens_q: torch.Tensor,
     context_lens: torch.Tensor, scale: float, max_query_len: int, window: int | None, out: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    checks.check_floating("q", q, q, 3)
-    checks.check_caches(k_cache, v_cache, q)
-    checks.check_integers("cu_seqlens_q", cu_seqlens_q, q.device, 1, (torch.int32,))
-    checks.require(cu_seqlens_q.shape[0] >= 1, "cu_seqlens_q is empty; it has one entry more than there are sequences")
-    checks.check_batch(block_table, context_lens, cu_seqlens_q.shape[0] - 1, q.device)
-    checks.check_window(window)
-    checks.check_out(out, q)
-    checks.check_scale(scale)
-    require_integer("max_query_len", max_query_len)
+    checks.check_kernel_dtype("q", q)
+    checks.check_prefill(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        cu_seqlens_q,
+        context_lens,
+        scale=scale,
+        window=window,
+        max_query_len=max_query_len,
+    )
+    checks.check_head_dim(q.shape[2])
+    # A positive scale commutes with the maximum, which is why it may be applied after it.
     checks.require(scale >= checks.MIN_SCALE, f"scale={scale}; prefill needs one of at least {checks.MIN_SCALE:g}")
-    checks.require(max_query_len >= 0, f"max_query_len={max_query_len}; expected at least 0")
+    checks.check_out(out, q)
     runtime.require_runnable(q)

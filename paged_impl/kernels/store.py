@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_impl.kernels import checks, rules, runtime
+from paged_impl import checks
+from paged_impl.kernels import rules, runtime
 
 
 @triton.jit
@@ -65,7 +66,9 @@ def store(
     slot_mapping: int32 or int64 `[tokens]`; no slot twice. Raises ValueError before anything is written;
     `check_values=False` waives reading the slots (a wait for the device on a GPU).
     """
-    block_size = _check(key, value, k_cache, v_cache, slot_mapping)
+    block_size = checks.check_store(key, value, k_cache, v_cache, slot_mapping)
+    checks.check_kernel_dtype("key", key)
+    runtime.require_runnable(key)
     num_slots = k_cache.shape[0] * block_size
     if checks.should_check_values(check_values, key.device):
         checks.check_slot_values(slot_mapping, num_slots)
@@ -86,56 +89,3 @@ def store(
         NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, PACK=k_cache.shape[4] if packed else 0,
         BLOCK_ROWS=rule.block_rows, BLOCK_D=rules.padded_head_dim(head_dim), num_warps=rule.num_warps,
     )  # fmt: skip
-
-
-def _check(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> int:
-    """Check shapes and strides of a store; return the block size."""
-    checks.check_floating("key", key, key, 3)
-    checks.check_floating("value", value, key, 3)
-    checks.require(
-        value.shape == key.shape,
-        f"value.shape={tuple(value.shape)} differs from key.shape={tuple(key.shape)}",
-    )
-    num_tokens, num_heads, head_dim = key.shape
-    checks.require(
-        checks.MIN_HEAD_DIM <= head_dim <= checks.MAX_HEAD_DIM,
-        f"key head dim {head_dim}; supported: {checks.MIN_HEAD_DIM} to {checks.MAX_HEAD_DIM}",
-    )
-    checks.require_tensor("k_cache", k_cache)
-    packed = k_cache.dim() == 5
-    checks.check_floating("k_cache", k_cache, key, 5 if packed else 4)
-    num_blocks, block_size = k_cache.shape[0], k_cache.shape[3 if packed else 1]
-    chunk = 16 // key.element_size()
-    if packed:
-        k_shape: tuple[int, ...] = (num_blocks, num_heads, head_dim // chunk, block_size, chunk)
-        v_shape: tuple[int, ...] = (num_blocks, num_heads, head_dim, block_size)
-    else:
-        k_shape = v_shape = (num_blocks, block_size, num_heads, head_dim)
-    checks.require(
-        not packed or head_dim % chunk == 0,
-        f"key head dim {head_dim}; the packed layout needs a multiple of {chunk}",
-    )
-    checks.require(
-        k_cache.shape == k_shape,
-        f"k_cache.shape={tuple(k_cache.shape)}; expected {k_shape} for key.shape={tuple(key.shape)}",
-    )
-    checks.check_floating("v_cache", v_cache, key, 4)
-    checks.require(v_cache.shape == v_shape, f"v_cache.shape={tuple(v_cache.shape)}; expected {v_shape}")
-    checks.require(
-        min(num_blocks, block_size) > 0, f"k_cache.shape={tuple(k_cache.shape)}; a pool has at least one slot"
-    )
-    checks.require_apart("k_cache", k_cache)
-    checks.require_apart("v_cache", v_cache)
-    checks.check_integers("slot_mapping", slot_mapping, key.device, 1, (torch.int32, torch.int64))
-    checks.require(
-        slot_mapping.shape[0] == num_tokens,
-        f"slot_mapping has {slot_mapping.shape[0]} entries for {num_tokens} tokens of key",
-    )
-    runtime.require_runnable(key)
-    return int(block_size)

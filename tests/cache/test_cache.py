@@ -312,7 +312,15 @@ def test_a_step_of_another_cache_is_refused() -> None:
     ("given", "message"),
     [
         ({"attention_mask": torch.zeros(1)}, "takes no mask of its own"),
-        ({"attention_mask": None, "softcap": 30.0}, r"softcap=30\.0"),
+        ({"attention_mask": None, "softcap": 30.0}, r"softcap=30\.0: a paged causal read has none .soft capping"),
+        ({"attention_mask": None, "s_aux": torch.zeros(2)}, "s_aux: a paged causal read has none .attention sinks"),
+        ({"attention_mask": None, "dropout": 0.1}, r"dropout=0\.1: .*call model\.eval"),
+        ({"attention_mask": None, "is_causal": False}, "is_causal=False: "),
+        ({"attention_mask": None, "position_bias": torch.zeros(2)}, "position_bias: "),
+        (
+            {"attention_mask": None, "sliding_window": 6},
+            "sliding_window=6: the cache has window=None.*window=6 if every",
+        ),
     ],
 )
 def test_what_the_attention_of_transformers_cannot_honour(given: dict[str, object], message: str) -> None:

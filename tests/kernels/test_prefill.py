@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from paged_impl.kernels import checks, decode, prefill, rules
+from paged_impl import checks
+from paged_impl.kernels import decode, prefill, rules
 from tests.kernels import plain
 
 SHAPES = [
