@@ -1,4 +1,4 @@
-"""What a backend is given directly, with no cache in front of it: refused by name, value and limit, before anything is written."""
+"""What a backend is given directly, with no cache in front of it: refused by name, value and limit, before it writes."""
 
 from __future__ import annotations
 
