@@ -6,7 +6,8 @@ import itertools
 import pytest
 import torch
 
-from paged_impl.kernels import rules
+from paged_impl.kernels import decode, rules
+from tests.kernels import sm90
 
 BF16 = torch.bfloat16
 H200, A100, L4 = (90, 132), (80, 108), (89, 58)
@@ -42,6 +43,37 @@ def test_the_rule_does_not_look_at_lengths() -> None:
     assert list(inspect.signature(rules.decode_rule).parameters) == [
         "num_seqs", "num_heads", "num_kv_heads", "head_dim", "block_size", "dtype", "capability", "num_sms",
     ]  # fmt: skip
+
+
+def launch_of_decode(num_seqs: int, num_splits: int | None, device: tuple[int, int]) -> sm90.Launch:
+    """What decode() would launch for float16 queries of 32 heads."""
+    q, cache = torch.empty(num_seqs, 32, 128, dtype=torch.float16), torch.empty(64, 16, 8, 128, dtype=torch.float16)
+    table, lens = torch.empty(num_seqs, 256, dtype=torch.int32), torch.empty(num_seqs, dtype=torch.int32)
+    q, cache, table, lens = (tensor.to("meta") for tensor in (q, cache, table, lens))
+    with sm90.recording(*device) as launches:
+        decode(q, cache, cache, table, lens, scale=0.1, num_splits=num_splits, check_values=False)
+    (launch,) = launches
+    return launch
+
+
+@pytest.mark.parametrize("device", [H200, A100, L4], ids=str)
+@pytest.mark.parametrize("num_splits", [1, 7])
+def test_with_a_number_of_splits_the_launch_does_not_depend_on_the_batch(
+    num_splits: int, device: tuple[int, int]
+) -> None:
+    """Tile, warps and stages, hence the order of sums and the bits of a row, are those of the row alone."""
+    alone = launch_of_decode(1, num_splits, device)
+    for num_seqs in (2, 33, 64, 1000, 5000):
+        together = launch_of_decode(num_seqs, num_splits, device)
+
+        assert together.kwargs == alone.kwargs
+        assert together.grid == (num_seqs * alone.grid[0],)
+
+
+def test_without_one_it_does() -> None:
+    """Else the test above could not fail."""
+    assert launch_of_decode(1, None, H200).kwargs["BLOCK_N"] != launch_of_decode(64, None, H200).kwargs["BLOCK_N"]
+    assert decode_rule(1, "32/8/128", dtype=torch.float16) != decode_rule(64, "32/8/128", dtype=torch.float16)
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 7, 8, 32, 71, 500])
