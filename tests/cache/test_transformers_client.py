@@ -53,11 +53,23 @@ def model(request: pytest.FixtureRequest) -> Any:
     return request.param().eval()
 
 
-@pytest.fixture
-def client(model: Any) -> Iterator[PagedClient]:
-    made = PagedClient(model, num_blocks=24, block_size=4)
+@pytest.fixture(params=["torch-gather", "triton"])
+def client(model: Any, request: pytest.FixtureRequest) -> Iterator[PagedClient]:
+    """Plain torch, and our kernels: interpreted, or compiled where there is a GPU."""
+    made = PagedClient(
+        on_triton_device(model) if request.param == "triton" else model,
+        num_blocks=24,
+        block_size=4,
+        backend=request.param,
+    )
     yield made
     made.close()
+
+
+def on_triton_device(model: Any) -> Any:
+    """The model where our kernels run: as it is where they are interpreted, else a copy on the GPU."""
+    pytest.importorskip("triton", reason="needs Triton: pip install 'pagefault[torch]'")
+    return model if os.environ.get("TRITON_INTERPRET") == "1" else copy.deepcopy(model).to("cuda")
 
 
 def own(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -189,10 +201,7 @@ def test_a_swapped_sequence_goes_on_where_it_was(model: Any) -> None:
 
 def test_through_the_triton_kernels(model: Any) -> None:
     """Interpreted where there is no GPU: a short run, ragged, over blocks of an odd size."""
-    pytest.importorskip("triton", reason="needs Triton: pip install 'pagefault[torch]'")
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    on_device = model if interpreted else copy.deepcopy(model).to("cuda")
-    client = PagedClient(on_device, num_blocks=16, block_size=3, backend="triton")
+    client = PagedClient(on_triton_device(model), num_blocks=16, block_size=3, backend="triton")
     expected = [own_tokens(client, prompt, 3) for prompt in (A, B)]
 
     out = generate(client, {"a": A, "b": B}, 3)
