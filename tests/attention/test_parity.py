@@ -91,6 +91,32 @@ def test_zero_output_nan_and_an_identity_table_are_rejected(context_len: int, dt
     assert verdict.num_bad_rows == 1
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("context_len", [16, 1024])
+def test_each_half_of_the_tolerance_rejects_what_the_other_lets_pass(context_len: int, dtype: torch.dtype) -> None:
+    """One number that is wrong, as behind a lost write, and a head whose numbers are all off by a little, as behind a
+    wrong divisor. Neither half sees both.
+    """
+    q, k, v = _peaked(context_len, 3, dtype)
+    expected = expect(q, k[:context_len], v[:context_len], scale=SCALE)
+    right = expected.oracle.out_THD
+    most, mean = (float(limit[0, 5]) for limit in (expected.max_limit_TH, expected.mean_limit_TH))
+    one, all_a_little = right.clone(), right.clone()
+    one[0, 5, 7] += 2 * most
+    all_a_little[0, 5] += (most + mean) / 2
+
+    of_one, of_all = (compare(wrong.to(dtype), expected) for wrong in (one, all_a_little))
+
+    assert compare(right.to(dtype), expected).passed
+    assert of_one.max_error > of_one.max_limit
+    assert of_one.mean_error < of_one.mean_limit
+    assert of_all.max_error < of_all.max_limit
+    assert of_all.mean_error > of_all.mean_limit
+    assert [(verdict.passed, verdict.num_bad_rows, verdict.worst[:2]) for verdict in (of_one, of_all)] == [
+        (False, 1, (0, 5))
+    ] * 2
+
+
 def test_without_a_peak_a_fixed_tolerance_is_blind_where_this_one_sees() -> None:
     """Why the tolerance is measured: 1e-3 accepts a dropped token at 8192 tokens of ordinary data."""
     generator = torch.Generator().manual_seed(0)
