@@ -20,7 +20,7 @@ from properties.attention.target import Batch
 @dataclass(frozen=True)
 class Scene:
     """`keys`, `values`: what the pool holds, as [B, P, G, D] on the CPU; `owned`: [B, P], slots that some row
-    owns.
+    owns: those of its tokens, but for blocks wholly before its window, which may have been given back.
     """
 
     case: ReadCase
@@ -58,10 +58,7 @@ def build(case: ReadCase, contents: Mapping[int, Content], device: str, *, want_
         blocks = torch.tensor(row.table, dtype=torch.long)[positions // case.block_size]
         keys[blocks, positions % case.block_size] = contents[row.key].k[start:stop]
         values[blocks, positions % case.block_size] = contents[row.key].v[start:stop]
-        everything = torch.arange(stop)
-        owned[
-            torch.tensor(row.table, dtype=torch.long)[everything // case.block_size], everything % case.block_size
-        ] = True
+        owned[blocks, positions % case.block_size] = True
     geometry = Geometry(case.num_blocks, case.block_size, case.num_kv_heads, case.head_size, dtype, layout)
     memory = allocate(geometry, case.pool_form, device, case.seed)
     memory.pool.key_cache.copy_(pack_keys(keys, layout))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from properties.attention.cases import CopyCase, ReadCase, Row, StoreCase
 from properties.attention.judges import judge
-from tests.attention.triton_faults import CopyByAddress, PassesOn, SmallTriton, StoreInWords
+from tests.attention.triton_faults import CopyByAddress, PassesOn, PeeksAtTheFirstBlock, SmallTriton, StoreInWords
 
 CASE = ReadCase(
     operation="decode",
@@ -64,6 +64,17 @@ def test_unmasked_values_are_caught_by_poison_where_a_target_may_load_them() -> 
 
     assert [finding.property for finding in findings] == ["READ-2"]
     assert "values of slots that no query of the sequence may read (here nan)" in findings[0].message
+
+
+@pytest.mark.parametrize(("window", "broken"), [(None, []), (12, []), (10, []), (9, ["READ-2"]), (2, ["READ-2"])])
+def test_a_block_before_the_window_is_not_the_sequences_any_more(window: int | None, broken: list[str]) -> None:
+    """Of 13 tokens in blocks of 4 a window of 10 sees the last of the first block."""
+    case = replace(CASE, rows=(Row(key=0, context_len=13, table=(5, 1, 6, 3)),), window=window, num_splits=None)
+
+    findings = judge(PeeksAtTheFirstBlock(), case).findings
+
+    assert [finding.property for finding in findings] == broken
+    assert all("peek_kernel" in finding.message or "triton_faults.py:" in finding.message for finding in findings)
 
 
 def test_the_guard_names_the_line_of_the_kernel() -> None:

@@ -12,11 +12,13 @@ from typing import Literal
 import torch
 import triton
 import triton.language as tl
+from msgspec.structs import replace
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from properties.attention.capabilities import AttentionCapabilities
 from properties.attention.target import Batch, Output, Pool
+from properties.attention.targets.plain import PlainTorch
 
 
 @triton.jit
@@ -230,3 +232,22 @@ class PassesOn(SmallTriton):
                 both = tuple(triton.reinterpret(part, tl.int32) for part in both)
             pass_on_kernel[(1,)](both, claimed, size)
         return Output(target[:, :count].reshape(batch.q.shape))
+
+
+@triton.jit
+def peek_kernel(out_ptr, k_ptr, table_ptr, width, stride_block):
+    block = tl.load(table_ptr + tl.program_id(0) * width).to(tl.int64)
+    tl.store(out_ptr + tl.program_id(0), tl.load(k_ptr + block * stride_block).to(tl.float32))
+
+
+class PeeksAtTheFirstBlock(PlainTorch):
+    """Right, but for a key of each sequence's first block that is loaded and not used."""
+
+    name = "peeks"
+    capabilities = replace(PlainTorch.capabilities, reads_only_owned=True)
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        tables, keys = batch.padded_block_tables(), pool.flash_views()[0]
+        unused = torch.zeros(tables.shape[0])
+        peek_kernel[(tables.shape[0],)](unused, keys, tables, tables.stride(0), keys.stride(0))
+        return super().decode(pool, batch)
