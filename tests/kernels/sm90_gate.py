@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import sm90
 import torch
@@ -29,6 +30,16 @@ PREFILL = (
     ("short, copy engine", 4, 512, 32, 8, 128, 256, BF16),
     ("float32", 4, 64, 32, 8, 128, 16, F32),
 )  # fmt: skip
+# What is asked for beside: no rule looks at it, but other code is compiled. (kind, name above, options)
+WINDOW, LSE, ONE_PASS = {"window": 1000}, {"return_lse": True}, {"num_splits": 1}
+VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    *(("decode", "one wave", options) for options in (WINDOW, LSE, WINDOW | LSE, {"num_splits": 7} | LSE)),
+    *(("decode", "one wave", ONE_PASS | options) for options in ({}, LSE, WINDOW)),
+    ("decode", "four small programs", WINDOW | LSE),
+    *(("prefill", "long", options) for options in (WINDOW, LSE, WINDOW | LSE)),
+    *(("prefill", "long, copy engine", options) for options in (LSE, WINDOW | LSE)),
+    ("prefill", "packed", WINDOW | LSE), ("prefill", "short", WINDOW | LSE), ("prefill", "short, copy engine", LSE),
+)  # fmt: skip
 OTHER_DEVICES = ((80, 108), (89, 58))  # A100, L4: capability and multiprocessors; compiled for, never run
 
 
@@ -38,26 +49,37 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 def launches(
     kind: str, seqs: int, query: int, heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype,
-    device: tuple[int, int] = (90, 132), context: int = 4096,
+    device: tuple[int, int] = (90, 132), context: int = 4096, **options: Any,
 ) -> list[sm90.Launch]:  # fmt: skip
     width = -(-context // block)
     cache = empty(64, block, kv_heads, dim, dtype=dtype)
     q = empty(seqs * query, heads, dim, dtype=dtype)
     with sm90.recording(*device) as recorded:
         if kind == "decode":
-            decode(q, cache, cache, empty(seqs, width), empty(seqs), scale=0.1, check_values=False)
+            decode(q, cache, cache, empty(seqs, width), empty(seqs), scale=0.1, check_values=False, **options)
         else:
             prefill(
                 q, cache, cache, empty(seqs, width), empty(seqs + 1), empty(seqs),
-                scale=0.1, max_query_len=query, check_values=False,
+                scale=0.1, max_query_len=query, check_values=False, **options,
             )  # fmt: skip
     return recorded
 
 
 def store_launches() -> list[sm90.Launch]:
-    cache, new = empty(64, 16, 8, 128, dtype=BF16), empty(100, 8, 128, dtype=BF16)
+    """In the flash layout, and in vLLM's packed one."""
+    new = empty(100, 8, 128, dtype=BF16)
     with sm90.recording() as recorded:
-        store(new, new, cache, cache, empty(100), check_values=False)
+        for shapes in (((64, 16, 8, 128),) * 2, ((64, 8, 16, 16, 8), (64, 8, 128, 16))):
+            store(new, new, *(empty(*shape, dtype=BF16) for shape in shapes), empty(100), check_values=False)
+        new = empty(100, 8, 80, dtype=F32)
+        store(
+            new,
+            new,
+            empty(64, 8, 20, 16, 4, dtype=F32),
+            empty(64, 8, 80, 16, dtype=F32),
+            empty(100),
+            check_values=False,
+        )
     return recorded
 
 
@@ -69,26 +91,33 @@ def before_atomic(ptx: list[str]) -> list[str]:
     return [kind for kind in seen[: atomics[0] + 1] if kind] if atomics else []
 
 
+def named_launches() -> list[tuple[str, str, sm90.Launch]]:
+    """(name, options, launch) of everything that is compiled for sm_90."""
+    shapes = {(kind, name): shape for kind, rows in (("decode", DECODE), ("prefill", PREFILL)) for name, *shape in rows}
+    jobs = [(f"store {index}", "", launch) for index, launch in enumerate(store_launches())]
+    for kind, name, options in (*((kind, name, {}) for kind, name in shapes), *VARIANTS):
+        shape = shapes[kind, name]
+        context = shape[1] if name.startswith("short") else 4096
+        told = ", ".join(f"{key}={value}" for key, value in options.items())
+        jobs += [(f"{kind} {name}", told, launch) for launch in launches(kind, *shape, context=context, **options)]
+    return jobs
+
+
 def main(write: Callable[[str], object] = sys.stdout.write) -> None:
-    jobs = [(f"store {index}", launch) for index, launch in enumerate(store_launches())]
-    for kind, shapes in (("decode", DECODE), ("prefill", PREFILL)):
-        for name, *shape in shapes:
-            context = shape[1] if name.startswith("short") else 4096
-            jobs += [(f"{kind} {name}", launch) for launch in launches(kind, *shape, context=context)]
-    jobs_90 = [(name, 90, launch) for name, launch in jobs]
+    jobs_90 = [(name, options, 90, launch) for name, options, launch in named_launches()]
     others = [
-        (f"{kind} {name}", capability, launch)
+        (f"{kind} {name}", "", capability, launch)
         for capability, num_sms in OTHER_DEVICES
         for kind, (name, *shape) in (("decode", DECODE[0]), ("decode", DECODE[-1]), ("prefill", PREFILL[0]))
         for launch in launches(kind, *shape, device=(capability, num_sms))
     ]
     compiled = []
-    for name, capability, launch in jobs_90 + others:
+    for name, options, capability, launch in jobs_90 + others:
         fields = {"capability": capability} | dataclasses.asdict(sm90.compile_launch(launch, capability))
         ptx = fields.pop("ptx").splitlines()
         fields["vector_loads"] = len([line for line in ptx if "ld.global" in line and ".v4.b32" in line])
         fields["before_atomic"] = before_atomic(ptx)
-        compiled.append({"shape": name} | fields)
+        compiled.append({"shape": name, "options": options} | fields)
     write(json.dumps(compiled))
 
 
