@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -115,7 +116,9 @@ def main(write: Callable[[str], object] = sys.stdout.write) -> None:
     for name, options, capability, launch in jobs_90 + others:
         fields = {"capability": capability} | dataclasses.asdict(sm90.compile_launch(launch, capability))
         ptx = fields.pop("ptx").splitlines()
-        fields["vector_loads"] = len([line for line in ptx if "ld.global" in line and ".v4.b32" in line])
+        loads = [line for line in ptx if "ld.global" in line]
+        fields["vector_loads"] = len([line for line in loads if ".v4.b32" in line])
+        fields["narrow_loads"] = len([line for line in loads if re.search(r"\.[bus](8|16)\b", line)])
         fields["before_atomic"] = before_atomic(ptx)
         compiled.append({"shape": name, "options": options} | fields)
     write(json.dumps(compiled))

@@ -108,6 +108,12 @@ def test_store_loads_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
     assert [kernel["vector_loads"] > 0 for kernel in stores] == [True] * 3
 
 
+def test_nothing_is_loaded_in_single_16_bit_numbers(compiled: list[dict[str, Any]]) -> None:
+    """What becomes of keys, values or queries of which the compiler does not know how they are aligned."""
+    for kernel in compiled:
+        assert kernel["narrow_loads"] == 0, label(kernel)
+
+
 def test_a_piece_is_written_before_it_is_counted(compiled: list[dict[str, Any]]) -> None:
     """All threads store, then meet, then one counts with release and acquire: what the interpreter, which runs programs one
     after the other, cannot show."""
