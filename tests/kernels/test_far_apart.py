@@ -9,6 +9,9 @@ import torch
 from paged_impl.kernels import decode, prefill, store
 from tests.kernels import plain
 
+# NumPy's of NaN, in the interpreter: a kernel that reads the poison is to be told by its answer.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 # What is spread, and the block size: of the tile's lookups one page a tile, whole pages in a tile, neither.
 READS = [
     *(("cache", axis, block_size) for axis in (0, 1) for block_size in (256, 16, 24)),
