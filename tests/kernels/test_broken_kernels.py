@@ -103,7 +103,7 @@ def check_prefill(prefill: Callable[..., torch.Tensor], device: str) -> None:
 def check_lookup(module: ModuleType, fault: str, device: str) -> None:
     """The checks of test_reads.py and test_far_apart.py: a table whose memory ends with it; blocks far apart."""
     block_size = 256 if fault.endswith("one page a tile") else 24
-    batch = plain.make_batch([48], "4/2/32", block_size, device=device)
+    batch = plain.make_batch([48], "4/2/32", block_size, torch.float16, device=device)
     if fault == "table not masked":
         batch = replace(batch, table=batch.table[:, :2].clone())
         with np.errstate(all="ignore"), guard.guarded():
