@@ -48,7 +48,7 @@ def judge_hits(state: State, seq: LiveSequence, cached: int, said: int) -> None:
             "HASH-4",
             f"sequence {seq.name} has {counted(len(seq.tokens), 'token')} and {said} are said to be cached: no token is left "
             f"to compute, so there is no query and no output; at most {len(seq.tokens) - 1} may be taken. "
-            f"{RECOMPUTED if said == cached else TOO_MANY}",
+            f"{RECOMPUTED if said == cached and _is_hit(state, seq, cached) else TOO_MANY}",
         )
     if not cached:
         return
@@ -65,8 +65,16 @@ def judge_hits(state: State, seq: LiveSequence, cached: int, said: int) -> None:
         if slot < 0:
             continue  # released by the window within the same call
         if content[slot] != seq.runs[position]:
-            state.report(_bad_hit(state, seq, position, slot), _misread(state, seq, position, slot, "was hit in"))
+            copies = "" if "copies" in state.offers else ". If a copy put it there, offer copies()"
+            text = f"{_misread(state, seq, position, slot, 'was hit in')}{copies}"
+            state.report(_bad_hit(state, seq, position, slot), text)
             return
+
+
+def _is_hit(state: State, seq: LiveSequence, cached: int) -> bool:
+    """Whether what is said to be hit is there."""
+    content = state.shadow.run
+    return all(slot < 0 or content[slot] == run for slot, run in zip(seq.slots[:cached], seq.runs, strict=False))
 
 
 def _bad_hit(state: State, seq: LiveSequence, position: int, slot: int) -> str:
@@ -154,9 +162,19 @@ def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[
             f"sequence {seq.name} is about to write position {position} into slot {slot} (block {block}), which "
             f"{'its relative' if related else 'sequence'} {(related or [others[0].name])[0]} holds too"
             f"{_since_the_fork(state) if related else ''}. History of {state.shadow.history(block)}"
-            + (f". {AS_TOKENS}" if seq.name in state.as_blocks else ""),
+            + (f". {AS_TOKENS}" if seq.name in state.as_blocks else _published(state, slot, seq.runs[position])),
         )
         return
+
+
+def _published(state: State, slot: int, run: int) -> str:
+    """Advice where the slot holds that very KV already: it may have been computed elsewhere, and its block exchanged."""
+    if state.shadow.run[slot] != run or {"allocate", "computed", "extend"} <= state.offers:
+        return ""
+    return (
+        ". It holds the same KV: if an equal block was put in the place of the one just computed, by design, offer allocate, "
+        "extend and computed, so that both are seen"
+    )
 
 
 def judge_content(state: State, sequences: Collection[LiveSequence]) -> None:

@@ -11,6 +11,7 @@ from properties.blocks.operations import Geometry
 from properties.blocks.probe import Crashed, Probe, Refused
 from properties.blocks.state import Release, State
 from properties.contract import AdapterError
+from properties.protocol import slots_from_table
 
 
 class Bench:
@@ -34,6 +35,8 @@ class Bench:
         self._moved = False
         self._num_held = 0
         self._tables: dict[str, tuple[tuple[int, ...], Sequence[int], int]] = {}
+        self._told: dict[str, tuple[Sequence[int], tuple[int, ...] | None, Sequence[int]]] = {}
+        self._copied: tuple[set[int], set[int]] = set(), set()
         try:
             self.probe.call("open", geometry)
         except Refused as refusal:
@@ -78,6 +81,9 @@ class Bench:
                     return
                 dest.copy_slot(source, src, dst, state.step)
             self._moved = True
+            for space, number, seen in ((source, copy.src, 0), (dest, copy.dst, 1)):
+                if space is state.shadow:
+                    self._copied[seen].add(number * width // size)
             dest.event(
                 copy.dst * width // size,
                 state.step,
@@ -88,12 +94,12 @@ class Bench:
 
     def _look_at_sequences(self, focus: LiveSequence | None = None) -> bool:
         """Ask for the slots of every live sequence. False where the focus has none that could be judged."""
-        state, probe = self.state, self.probe
+        state = self.state
         self._changed = []
         moved = focus is not None or len(state.live) != self._num_held
         lost = []
         for seq in state.live.values():
-            slots = probe.slots(seq.name, seq.slots)
+            slots = self._slots(seq)
             if slots is seq.slots and seq is not focus:
                 continue
             moved = True
@@ -113,6 +119,22 @@ class Bench:
             self._num_held = len(state.live)
             state.holders = holders(seq.blocks for seq in state.live.values())
         return not lost or (focus is not None and focus.name not in lost)
+
+    def _slots(self, seq: LiveSequence) -> Sequence[int]:
+        """The slots of a sequence, those of its whole table where it tells fewer; the same object where nothing changed."""
+        if "table" not in self.probe.offers:
+            return self.probe.slots(seq.name, seq.slots)
+        told, table, whole = self._told.get(seq.name, ((), None, ()))
+        now, now_table = self.probe.slots(seq.name, told), self.probe.table(seq.name, table)
+        if now is told and now_table is table:
+            return seq.slots if whole is seq.slots or whole == seq.slots else whole
+        whole = now
+        if len(seq.tokens) <= len(now) < len(now_table) * self.state.block_size:
+            whole = (*now, *slots_from_table(now_table, self.state.block_size)[len(now) :])
+        if whole == seq.slots:
+            whole = seq.slots
+        self._told[seq.name] = now, now_table, whole
+        return whole
 
     def _note_shared_table(self, focus: LiveSequence) -> None:
         """The slots of another sequence that changed as those of this one did, though it was not called."""
@@ -211,13 +233,16 @@ class Bench:
         if not pool_seen:
             self._look_at_pool()
         if self._evictions:
-            pool.judge_eviction_order(state, self._evictions)
+            pool.judge_eviction_order(state, self._evictions, spared=self._copied[0])
             self._evictions = []
+        self._copied = set(), set()
+        for block in state.holders.keys() & state.released.keys():
+            del state.released[block]
 
     def _judge_table(self, seq: LiveSequence) -> None:
         """The slot formula; a table and slots that were judged before, both unchanged, need no second look."""
-        known = self._tables.get(seq.name)
-        table = self.probe.table(seq.name, None if known is None else known[0])
+        known, table = self._tables.get(seq.name), self._told[seq.name][1]
+        assert table is not None  # asked for with the slots
         if known is not None and known[0] is table and known[1] is seq.slots and known[2] == len(seq.tokens):
             self.state.judged["SLOT-1"] += 1
             return
@@ -229,7 +254,7 @@ class Bench:
         if "cached_blocks" in offers:
             state.cached = frozenset(probe.ids("cached_blocks"))
         if "ref_count" in offers:
-            state.refs = probe.ref_counts(state.geometry.num_blocks)
+            state.refs = probe.ref_counts(state.geometry.num_blocks, state.usable)
             pool.judge_refs(state, state.refs)
         if "free_blocks" in offers:
             state.free = probe.ids("free_blocks")
@@ -259,6 +284,21 @@ class Bench:
         state = self.state
         cached = state.cached or frozenset()
         return tuple(b for b in seq.blocks if state.holders.get(b, 0) > 1 or b in cached)
+
+    def _may_be_shared(self, seq: LiveSequence) -> tuple[int, ...]:
+        """`_shared_blocks`; all of its blocks where a prefix cache does not tell which it has."""
+        told = "cached_blocks" in self.probe.offers or not self.state.capabilities.prefix_cache
+        return self._shared_blocks(seq) if told else seq.blocks
+
+    def _append_need(self, seq: LiveSequence, count: int) -> int:
+        """The most blocks that so many tokens more may take: one for each that is not there, or that others may see.
+
+        Those behind the ones that are written now count too: a target may exchange whatever a truncation left shared.
+        """
+        state, size = self.state, self.state.block_size
+        shared, held = self._may_be_shared(seq), self._table_length(seq)
+        blocks = range(len(seq.tokens) // size, max(held, state.blocks_for(len(seq.tokens) + count)))
+        return sum(index >= held or seq.slots[index * size] // size in shared for index in blocks)
 
     def _tail_is_shared(self, seq: LiveSequence) -> bool:
         """Whether the next token goes into a block that another sequence holds, or the cache may still show."""

@@ -178,8 +178,15 @@ def _conservation_problem(state: State, free: Sequence[int], free_set: set[int])
         what = f"{_names(leaked)} neither free, nor held by a sequence, nor cached"
         if not state.step:
             return f"{what}. If they are never handed out, by design, declare reserved_blocks={tuple(sorted(leaked))}"
-        return f"{what}: lost. History of {state.shadow.history(block)}"
+        return f"{what}: lost. History of {state.shadow.history(block)}{_by_a_silent_cache(state)}"
     return None
+
+
+def _by_a_silent_cache(state: State) -> str:
+    """Advice where a prefix cache may keep what it does not tell."""
+    if not state.capabilities.prefix_cache or "cached_blocks" in state.offers:
+        return ""
+    return ". If the prefix cache keeps it, offer cached_blocks(), or name what can be evicted in free_blocks() too"
 
 
 def _last_run(state: State, block: int) -> int:
@@ -228,17 +235,20 @@ def evictions(state: State, before: Collection[int], fresh: Collection[int]) -> 
     return found
 
 
-def judge_eviction_order(state: State, evicted: Collection[Eviction]) -> None:
+def judge_eviction_order(state: State, evicted: Collection[Eviction], spared: Collection[int] = ()) -> None:
     """Of the cached blocks that nobody held, the one released longest ago goes first (leaf before parent).
 
-    An older block that the same call hit, or that can no longer be found after it, was no candidate.
+    An older block that the same call hit, or copied from (`spared`), or that can no longer be found after it, was no candidate.
     """
     if "EVICT-2P" not in state.capabilities.promises:
         return
     cached = state.cached or frozenset()
     for eviction in evicted:
         state.judged["EVICT-2P"] += 1
-        passed_over = [b for b in eviction.older if b in cached and b not in state.holders and b in state.released]
+        passed_over = [
+            b for b in eviction.older
+            if b in cached and b not in state.holders and b in state.released and b not in spared
+        ]  # fmt: skip
         if passed_over and not _is_orphan(state, eviction.run):
             block = passed_over[0]
             state.report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn, TypeVar
 
@@ -116,11 +116,11 @@ class Probe:
         """An answer that was had already, as whole numbers. Raises `AdapterError` where it is something else."""
         return tuple(answers.wholes(method, answer))
 
-    def ref_counts(self, num_blocks: int) -> list[int]:
-        """The stored reference count of every block."""
+    def ref_counts(self, num_blocks: int, usable: Collection[int]) -> list[int]:
+        """The stored reference count of every block; 0 for those that are not usable, which are not asked for."""
         count = self.target.ref_count
         try:
-            answer = [count(block) for block in range(num_blocks)]
+            answer = [count(block) if block in usable else 0 for block in range(num_blocks)]
             return answer if answers.are_plain(answer) else [answers.whole("ref_count", item) for item in answer]
         except BaseException as error:
             self.blame("ref_count", error)

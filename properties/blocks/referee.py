@@ -119,7 +119,7 @@ class BlocksReferee(Bench):
         state.live[name] = seq
         before = state.cached
         self._settled = len(tokens) if compute else 0
-        self._perform_copies(seq, ())
+        self._perform_copies(seq, (), quiet=True)  # of part of a block that was hit: others hold it, or the cache
         if not self._look_at_sequences(seq):
             return "done"
         self._judge_new(seq, cached, before, said, compute=compute)
@@ -168,12 +168,11 @@ class BlocksReferee(Bench):
         predicts = "predict_append" in probe.offers and not self._windowed
         predicted = probe.number("predict_append", op.name, count) if predicts else None
         available = calls.num_available(state)
-        shared = self._shared_blocks(seq)
+        shared = self._may_be_shared(seq)
         try:
             probe.call("extend" if self._in_halves else "append", op.name, op.tokens)
         except Refused as refusal:
-            need = state.blocks_for(len(seq.tokens) + count) - self._table_length(seq) + tail_shared
-            self._refused(what, str(refusal), need, answer, copy_due=tail_shared)
+            self._refused(what, str(refusal), self._append_need(seq, count), answer, copy_due=tail_shared)
             return "refused"
         first, before, old = len(seq.tokens), state.cached, seq.blocks
         self._settled = first  # the tokens of the newest append may be drafts that are rolled back
@@ -200,6 +199,8 @@ class BlocksReferee(Bench):
             self.probe.call("fork", op.name, op.child)
         except Refused as refusal:
             need = self._table_length(parent) if state.capabilities.copy_at_fork else 1
+            if state.capabilities.look_ahead:  # the child may get its own room for tokens to come
+                need = max(need, state.blocks_for(len(parent.tokens)))
             self._refused(f"fork({op.name})", str(refusal), need, None)
             return "refused"
         parent.family.add(op.child)
@@ -226,7 +227,8 @@ class BlocksReferee(Bench):
 
     def _truncate(self, op: Truncate, latest: str | None) -> Outcome:
         state, seq = self.state, self.state.live[op.name]
-        shared, old, before = self._shared_blocks(seq), seq.blocks, state.cached
+        shared, old, before = self._may_be_shared(seq), seq.blocks, state.cached
+        state.may_hold[op.name] = max(state.may_hold.get(op.name, 0), len(old))
         try:
             self.probe.call("truncate", op.name, op.length)
         except Refused as refusal:
@@ -267,14 +269,16 @@ class BlocksReferee(Bench):
         try:
             self.probe.call("swap_in", op.name)
         except Refused as refusal:
-            self._refused(f"swap_in({op.name})", str(refusal), state.blocks_for(len(seq.tokens)), None)
+            need = max(state.blocks_for(len(seq.tokens)), self._table_length(seq))  # a truncation may have kept blocks
+            self._refused(f"swap_in({op.name})", str(refusal), need, None)
             return "refused"
         del state.swapped[op.name]
         seq.move("device")
         state.live[op.name] = seq
         self._perform_copies(seq, seq.blocks, quiet=True)
         if self._look_at_sequences(seq):
-            mine = [block for block in seq.blocks if state.holders.get(block) == 1]
+            found = (before or frozenset()) - self._copied[1]  # in the cache, and not what was copied over another's
+            mine = [block for block in seq.blocks if state.holders.get(block) == 1 and block not in found]
             self._hand_out(seq, mine, before)
             access.judge_swapped_in(state, seq)
             self._after(seq)
@@ -328,13 +332,6 @@ class BlocksReferee(Bench):
             raise AdapterError(
                 f"lookup returned {cached} of {counted(len(op.tokens), 'token')}", "return how many leading tokens hit"
             )
-        state.judged["HASH-4"] += not state.capabilities.recomputes_hits
-        if cached == len(op.tokens) and not state.capabilities.recomputes_hits:
-            state.report(
-                "HASH-4",
-                f"lookup of {counted(cached, 'token')} says that all are cached: no token is left to compute. "
-                f"{access.RECOMPUTED}",
-            )
         state.latest = latest
         calls.judge_repeat(state, op.tokens, state.runs.extend(state.runs.root(op.salt), op.tokens), cached)
         self._look_at_sequences()
@@ -361,7 +358,9 @@ class BlocksReferee(Bench):
             if length <= 0:
                 break
             name, first = f"fill{len(names)}", _UNSEEN * (1 + len(names))
-            outcome = self._new_sequence(name, range(first, first + length), None, None, compute=True, verb="fill")
+            outcome = self._new_sequence(
+                name, tuple(range(first, first + length)), None, None, compute=True, verb="fill"
+            )
             if outcome == "refused":
                 state.report(
                     "ALLOC-5",

@@ -67,6 +67,8 @@ class State:
         """Sequences that were said to have as many tokens from the cache as they have blocks from there."""
         self.moved_along: tuple[int, str] = (0, "")
         """A step, and what was seen in it that a breach of that step may come from."""
+        self.may_hold: dict[str, int] = {}
+        """The most blocks that a sequence was seen to hold before it was truncated, by its name."""
         self.latest: str | None = None
         """The sequence that the operation before this one admitted or extended, if it did."""
 
@@ -87,8 +89,17 @@ class State:
             self.breaches.append(Breach(id, f"{message}{seen}" if step == self.step else message, self.step))
 
     def num_unowned(self) -> int:
-        """Usable blocks that no live sequence holds: free, or evictable from the prefix cache."""
-        return len(self.usable) - len(self.holders)
+        """Usable blocks that no live sequence holds: free, or evictable from the prefix cache.
+
+        A sequence that tells the slots of its tokens alone, and no table, may hold more: for tokens to come, or from before
+        it was truncated.
+        """
+        unseen = 0
+        if "table" not in self.offers and (self.capabilities.look_ahead or self.may_hold):
+            for name, seq in self.live.items():
+                may = max(self.blocks_for(len(seq.tokens)), self.may_hold.get(name, 0))
+                unseen += max(0, may - len(seq.blocks))
+        return len(self.usable) - len(self.holders) - unseen
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of that length may need, declared look-ahead included."""

@@ -296,7 +296,7 @@ class EngineBench:
         if "cached_blocks" in offers:
             state.cached = frozenset(probe.ids("cached_blocks"))
         if "ref_count" in offers:
-            state.refs = probe.ref_counts(state.geometry.num_blocks)
+            state.refs = probe.ref_counts(state.geometry.num_blocks, state.usable)
             pool.judge_refs(state, state.refs)
         if "free_blocks" in offers:
             state.free = probe.ids("free_blocks")
