@@ -106,7 +106,9 @@ class BlocksTarget(Protocol):
         """The sequence ends."""
 
     def slots(self, name: str) -> Sequence[int]:
-        """The physical slot of each position, first to last. Longer than the sequence is fine (look-ahead).
+        """The physical slot of each position, first to last. Longer than the sequence is fine.
+
+        A block that is held for tokens to come (look-ahead, or kept by a truncation) is told here or by `table`.
 
         -1 for a position that a sliding window released.
         """
@@ -114,7 +116,7 @@ class BlocksTarget(Protocol):
 
 
 OPTIONAL: dict[str, str] = {
-    "lookup": "lookup(tokens) -> int: how many leading tokens are cached; changes nothing",
+    "lookup": "lookup(tokens) -> int: how many leading tokens are cached, up to all of them; changes nothing",
     "allocate": "allocate(name, tokens) -> int: the split form of admit; nothing is computed or published yet",
     "computed": "computed(name, upto): the KV of positions below upto is written now",
     "extend": "extend(name, tokens): the split form of append. Where allocate, extend and computed are offered, admit and "

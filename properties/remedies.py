@@ -21,7 +21,8 @@ MARKS: dict[str, str] = {
     "a preempted sequence came back": "no sequence was admitted again after a preemption",
     "a window released a block": "declare window=False where slots are never given back",
     "a shared block was copied": "a fork shares blocks: is the copy of a block that is not full reported by step?",
-    "a preempted request came back": "pools are filled on purpose: is a request ever preempted and scheduled again?",
+    "a preempted request came back": "pools are filled on purpose: is a request ever preempted and scheduled again? If "
+    "each has all it needs before it starts, declare preempts=False",
     "a chunked prefill": "declare chunked_prefill=False where a prompt is never split over steps",
     "a cancel": "leave cancel out where it is not supported",
     "a duplicate was refused": "declare duplicates=None where a name may be used twice",

@@ -15,7 +15,7 @@ from properties.engine.operations import EngineGeometry
 from properties.engine.probe import EngineProbe
 from properties.engine.protocol import Row
 from properties.engine.state import EngineState, Request
-from properties.protocol import Copy
+from properties.protocol import Copy, slots_from_table
 from properties.wording import counted
 
 MOST_EVENTS = 64
@@ -42,6 +42,8 @@ class EngineBench:
             raise AdapterError(
                 f"open({geometry}) failed: {error}", "declare in capabilities what sizes and limits it accepts"
             ) from None
+        self._told: dict[str, Sequence[int]] = {}
+        """What each request's slots were said to be, those of its table left out."""
         self._copied: set[tuple[int, int]] = set()
         """Blocks that the step at hand copies inside the pool: from, to."""
         try:
@@ -87,7 +89,7 @@ class EngineBench:
         for request in self.state.requests.values():
             if request.name not in named:
                 continue  # its last token is in flight, and the target has let go of it
-            slots = probe.slots(request.name, request.slots)
+            slots = self._slots(request)
             if slots is not request.slots:
                 old = request.blocks
                 self._moved(request, slots)
@@ -95,6 +97,17 @@ class EngineBench:
         for request, old in moved:  # when every loss is known: a block may have gone from one to another
             if not request.arriving:
                 self._take(request, [block for block in request.blocks if block not in old])
+
+    def _slots(self, request: Request) -> Sequence[int]:
+        """The slots of a request, those of its whole table where it tells fewer; the same object where nothing changed."""
+        known, told = request.slots, self._told.get(request.name, ())
+        if "table" not in self.probe.offers:
+            return self.probe.slots(request.name, known)
+        now = self._told[request.name] = self.probe.slots(request.name, told)
+        whole = slots_from_table(self.probe.ids("table", request.name), self.state.block_size)
+        if not 0 < len(now) < len(whole) or tuple(now) != whole[: len(now)]:
+            whole = tuple(now)
+        return known if known == whole else whole
 
     def _moved(self, request: Request, slots: Sequence[int]) -> None:
         """The slots of a request have changed: grown, dropped (preempted, swapped out), or exchanged."""
@@ -311,6 +324,7 @@ class EngineBench:
             if not state.holders[block]:
                 del state.holders[block]
                 self._note(block, f"{how} {name}")
+        self._told.pop(name, None)
         state.ended[name] = state.step
         if len(state.ended) > MOST_ENDED:
             del state.ended[next(iter(state.ended))]

@@ -73,6 +73,7 @@ class EngineCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown
         oversized: what `submit` does with a request that can never fit: "refused", or None = undefined, not tried.
         duplicates: what `submit` does with the name of a live request: "refused", or None = undefined, not tried.
         swaps: `EngineGeometry.num_host_blocks` is honoured, and the copies of a step say what is moved.
+        preempts: requests that run may lose their blocks; False where each has all that it will need before it starts.
         max_idle_steps: most steps in a row that may come back empty while requests wait and nothing is in flight.
     """
 
@@ -84,6 +85,7 @@ class EngineCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown
     oversized: Literal["refused"] | None = None
     duplicates: Literal["refused"] | None = None
     swaps: bool = False
+    preempts: bool = True
     max_idle_steps: int = 3
 
 

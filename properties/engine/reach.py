@@ -46,5 +46,9 @@ def reach_of(caps: EngineCapabilities) -> Reach:
         chunks=any(length > 1 for length in computed.values()),
         several=several,
         partial=several and any(length > 2 and size > 1 for size, length in computed.items()),
-        preempts=several and blocks > 1 and live * blocks > smallest and (caps.max_tokens or GROWS) >= GROWS,
+        preempts=caps.preempts
+        and several
+        and blocks > 1
+        and live * blocks > smallest
+        and (caps.max_tokens or GROWS) >= GROWS,
     )
