@@ -391,6 +391,12 @@ def check_store(
     require(min(num_blocks, block_size) > 0, f"k_cache.shape={tuple(k_cache.shape)}; a pool has at least one slot")
     require_apart("k_cache", k_cache)
     require_apart("v_cache", v_cache)
+    axes = (("k_cache", k_cache, 2 if packed else 3), ("v_cache", v_cache, 2 if packed else 3))
+    for name, cache, axis in axes:  # the kernel multiplies these two in 32 bits: within a head they are near
+        reach = (cache.shape[axis] - 1) * cache.stride(axis)
+        require(
+            reach <= MOST, f"{name}.stride({axis})={cache.stride(axis)}; a head may span {MOST} elements, not {reach}"
+        )
     check_integers("slot_mapping", slot_mapping, key.device, 1, (torch.int32, torch.int64))
     require(
         slot_mapping.shape[0] == num_tokens,

@@ -36,6 +36,7 @@ class Target:
         duplicates=None,  # "refused" if submit refuses the name of a live request; None = not tried
         max_in_flight=1,  # steps that may be launched before the first of them is finished
         unknown_free=None,
+        # preempts=False,  # each request has all the blocks that it will need before it starts
         # same_step_sharing=True,  # a hit may cover KV that another row of the same step writes, before it is read
         # cached_overlaps_free=True,  # a block may be in cached_blocks() and in free_blocks() at once
     )

@@ -56,6 +56,37 @@ def test_writes_the_exact_bits_and_nothing_else(
     assert torch.equal(bits_of(v_cache), bits_of(expected_v))
 
 
+@pytest.mark.parametrize("head_dim", [1, 3, 8, 12, 300, 576])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_any_number_of_heads_of_any_size(heads: int, head_dim: int, device: str) -> None:
+    key, value = (torch.randn(4, heads, head_dim, device=device) for _ in range(2))
+    k_cache, v_cache = (torch.full((3, 2, heads, head_dim), 7.0, device=device) for _ in range(2))
+    slots = torch.tensor([5, -1, 0, 2], device=device)
+
+    store(key, value, k_cache, v_cache, slots)
+
+    for new, cache in ((key, k_cache), (value, v_cache)):
+        expected = torch.full_like(cache, 7.0)
+        expected.flatten(0, 1)[slots[[0, 2, 3]]] = new[[0, 2, 3]]
+        assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize(("axis", "stride"), [(2, 2**30), (2, 2**31 - 1)])
+def test_a_head_that_spans_too_much_is_refused(axis: int, stride: int, device: str) -> None:
+    """Chunks of a packed cache are told apart in 32 bits. Nothing is touched, so that the memory need not be there."""
+    key = torch.zeros(1, 1, 16, device=device)
+    v_cache = torch.zeros(1, 1, 16, 1, device=device)
+    k_cache = torch.empty(1, 1, 4, 1, 4, device="meta").as_strided((1, 1, 4, 1, 4), (16, 16, stride, 4, 1))
+    with pytest.raises(ValueError, match=rf"k_cache.stride\({axis}\)={stride}; a head may span 2147483647 elements"):
+        store(
+            key.to("meta"),
+            key.to("meta"),
+            k_cache,
+            v_cache.to("meta"),
+            torch.zeros(1, dtype=torch.int64, device="meta"),
+        )
+
+
 def test_minus_one_everywhere_writes_nothing(device: str) -> None:
     k_cache, v_cache = pool(torch.float32, False, device)
     before = k_cache.clone(), v_cache.clone()
