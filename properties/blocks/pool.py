@@ -135,7 +135,8 @@ def judge_refs(state: State, refs: Sequence[int]) -> None:
 
 def _by_the_cache(state: State, block: int, surplus: int) -> str:
     """Advice where a count may include the reference that the prefix cache holds itself."""
-    if surplus != 1 or block not in (state.cached or ()):
+    silent = state.capabilities.prefix_cache and "cached_blocks" not in state.offers
+    if surplus != 1 or not (silent or block in (state.cached or ())):
         return ""
     return ". If the prefix cache holds a reference of its own, by design, leave it out of what ref_count() returns"
 

@@ -204,6 +204,8 @@ class BlocksReferee(Bench):
             self._refused(f"fork({op.name})", str(refusal), need, None)
             return "refused"
         parent.family.add(op.child)
+        if op.name in state.may_hold:
+            state.may_hold[op.child] = state.may_hold[op.name]
         child = LiveSequence(
             op.child,
             parent.salt,
@@ -290,6 +292,7 @@ class BlocksReferee(Bench):
         self.probe.call("preempt" if preempt else "free", op.name)
         seq = state.live.pop(op.name, None) or state.swapped.pop(op.name)
         seq.family.discard(op.name)
+        state.may_hold.pop(op.name, None)
         if isinstance(op, Preempt):
             state.parked[op.name] = Parked(tuple(seq.tokens), seq.salt)
         if seq.computed < len(seq.tokens):

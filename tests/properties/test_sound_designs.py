@@ -51,6 +51,17 @@ def test_who_does_not_tell_enough_is_advised(cls: type, id: str, advice: str) ->
     assert judged(cls, 40).findings[id].case.message.endswith(advice)
 
 
+class CountsTheCache(sound_prefix.HashedNoCachedBlocks):
+    def ref_count(self, b: int) -> int:
+        return self.refs[b] + (b in self.hash_of)
+
+
+def test_a_silent_caches_own_reference_is_said_to_be_left_out() -> None:
+    message = judged(CountsTheCache, 40).findings["REF-1"].case.message
+
+    assert message.endswith("leave it out of what ref_count() returns")
+
+
 class ForgetsCopies(sound_prefix.HashedKeep):
     copies: Any = None
 
