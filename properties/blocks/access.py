@@ -65,7 +65,8 @@ def judge_hits(state: State, seq: LiveSequence, cached: int, said: int) -> None:
         if slot < 0:
             continue  # released by the window within the same call
         if content[slot] != seq.runs[position]:
-            copies = "" if "copies" in state.offers else ". If a copy put it there, offer copies()"
+            never = state.shadow.writes[slot] is None and "copies" not in state.offers
+            copies = ". If a copy put it there, offer copies()" if never else ""
             text = f"{_misread(state, seq, position, slot, 'was hit in')}{copies}"
             state.report(_bad_hit(state, seq, position, slot), text)
             return
