@@ -80,7 +80,7 @@ class Hashed:
         need = -(-len(tokens) // self.bs) - len(hits)
         return need <= self._room() - sum(self.refs[b] == 0 for b in hits)
 
-    def admit(self, name, tokens, salt=None):
+    def _allot(self, name, tokens, salt):
         if not self.can_admit(tokens, salt):
             raise NoRoom
         hits = self._hits(salt, tokens)
@@ -88,8 +88,12 @@ class Hashed:
             self._hold(b)
         t = hits + [self._take() for _ in range(-(-len(tokens) // self.bs) - len(hits))]
         self.seqs[name] = [t, list(tokens), salt]
-        self._publish(name)
         return len(hits) * self.bs
+
+    def admit(self, name, tokens, salt=None):
+        cached = self._allot(name, tokens, salt)
+        self._publish(name)
+        return cached
 
     def _publish(self, name):
         t, tokens, salt = self.seqs[name]
@@ -280,14 +284,7 @@ class HashedSplit(Hashed):
     DEDUPE = True
 
     def allocate(self, name, tokens, salt=None):
-        if not self.can_admit(tokens, salt):
-            raise NoRoom
-        hits = self._hits(salt, tokens)
-        for b in hits:
-            self._hold(b)
-        t = hits + [self._take() for _ in range(-(-len(tokens) // self.bs) - len(hits))]
-        self.seqs[name] = [t, list(tokens), salt]
-        return len(hits) * self.bs
+        return self._allot(name, tokens, salt)
 
     def _publish(self, name):
         pass

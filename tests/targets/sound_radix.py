@@ -146,16 +146,21 @@ class Radix:
         for n in s["path"]:
             n.locks -= 1
         self._touch(s["path"])
-        at = len(s["path"]) * self.page
-        rest = tuple(s["tokens"][at:])
-        if s["own"] and not s.get("private") and rest and len(rest) < self.page:
-            parent = s["path"][-1] if s["path"] else self.root
-            if not any(k.key[: len(rest)] == rest for k in parent.kids):
-                node = Node(rest, s["own"].pop(0), parent)
-                parent.kids.append(node)
-                self.nodes.append(node)
-                self._touch([node])
+        self._touch(self._keep_rest(s))
         self.free_pages += s["own"][::-1]
+
+    def _keep_rest(self, s):
+        """The block that is not full stays findable: its node, in a list, unless there is one like it."""
+        rest = tuple(s["tokens"][len(s["path"]) * self.page :])
+        parent = s["path"][-1] if s["path"] else self.root
+        if not s["own"] or s.get("private") or not 0 < len(rest) < self.page:
+            return []
+        if any(k.key[: len(rest)] == rest for k in parent.kids):
+            return []
+        node = Node(rest, s["own"].pop(0), parent)
+        parent.kids.append(node)
+        self.nodes.append(node)
+        return [node]
 
     def copies(self):
         out, self.pending = tuple(self.pending), []
@@ -210,28 +215,13 @@ class RadixReleased(Radix):
     def _touch(self, path):
         self.clock += 1
         for i, n in enumerate(path):
-            if not n.locks:
-                n.stamp = (self.clock, -i)
-            else:
-                n.stamp = (self.clock, -i)
-
-    def open(self, config):
-        super().open(config)
+            n.stamp = (self.clock, -i)
 
     def free(self, name):
         s = self.seqs.pop(name)
         for n in s["path"]:
             n.locks -= 1
-        at = len(s["path"]) * self.page
-        rest = tuple(s["tokens"][at:])
-        path = list(s["path"])
-        if s["own"] and not s.get("private") and rest and len(rest) < self.page:
-            parent = s["path"][-1] if s["path"] else self.root
-            if not any(k.key[: len(rest)] == rest for k in parent.kids):
-                node = Node(rest, s["own"].pop(0), parent)
-                parent.kids.append(node)
-                self.nodes.append(node)
-                path.append(node)
+        path = [*s["path"], *self._keep_rest(s)]
         self._touch([n for n in path if not n.locks])
         self.free_pages += s["own"][::-1]
 
