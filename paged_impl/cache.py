@@ -64,24 +64,21 @@ class PagedKVCache:
         hash_fn: HashFn | None = None,
         backend: str | Backend = "auto",
     ) -> None:
-        for name, value in (("num_layers", num_layers), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)):
+        for name, value in (
+            ("num_layers", num_layers), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim),
+            ("num_blocks", num_blocks), ("block_size", block_size),
+        ):  # fmt: skip
             require_between(name, value, 1)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ValueError(f"dtype={dtype!r}: KV is floating point, give torch.float16 for example")
         if not isinstance(backend, str | Backend):
             raise ValueError(f"backend={backend!r}: give a name, or a Backend of your own")
         place = _place(device)
-        for name, value in (
-            ("num_blocks", num_blocks),
-            ("block_size", block_size),
-            ("num_host_blocks", num_host_blocks),
-        ):
-            require_between(name, value, int(name != "num_host_blocks"))
         self.shape = PoolShape(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype, place)
         self.backend = make_backend(backend, place) if isinstance(backend, str) else backend
         self.backend.check(self.shape)
         self.backend.check_values = False  # tables and slots of our own making; reading them would wait for the device
-        self.pools = _pools(self.shape, num_blocks)
+        self.pools = _pools(self.shape, num_blocks)  # before the manager, which notes something of every block
         self.manager = BlockManager(
             num_blocks,
             block_size,

@@ -59,10 +59,9 @@ class TorchVarlen(Backend):
             q, k_cache, v_cache, block_table, context_lens, scale=scale, max_context_len=max_context_len, window=window
         )
         cu_seqlens_q = torch.arange(q.shape[0] + 1, dtype=torch.int32, device=q.device)
-        return self.prefill(
-            q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
-            scale=scale, max_query_len=1, max_context_len=max_context_len, window=window,
-        )  # fmt: skip
+        return self._read(
+            q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, 1, max_context_len, scale, window
+        )
 
     def prefill(
         self,
@@ -82,6 +81,14 @@ class TorchVarlen(Backend):
             q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
             scale=scale, max_query_len=max_query_len, max_context_len=max_context_len, window=window,
         )  # fmt: skip
+        return self._read(
+            q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, max_query_len, max_context_len, scale, window
+        )
+
+    def _read(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, cu_seqlens_q: Tensor, context_lens: Tensor,
+        max_query_len: int, max_context_len: int, scale: float, window: int | None,
+    ) -> Tensor:  # fmt: skip
         out = self._attend(
             q, k_cache, v_cache, cu_seqlens_q, None, max_query_len, max_context_len,
             scale=scale, window_size=(-1 if window is None else window - 1, 0),

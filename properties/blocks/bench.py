@@ -11,7 +11,6 @@ from properties.blocks.operations import Geometry
 from properties.blocks.probe import Crashed, Probe, Refused
 from properties.blocks.state import Release, State
 from properties.contract import AdapterError
-from properties.protocol import slots_from_table
 
 
 class Bench:
@@ -126,15 +125,10 @@ class Bench:
             return self.probe.slots(seq.name, seq.slots)
         told, table, whole = self._told.get(seq.name, ((), None, ()))
         now, now_table = self.probe.slots(seq.name, told), self.probe.table(seq.name, table)
-        if now is told and now_table is table:
-            return seq.slots if whole is seq.slots or whole == seq.slots else whole
-        whole = now
-        if len(seq.tokens) <= len(now) < len(now_table) * self.state.block_size:
-            whole = (*now, *slots_from_table(now_table, self.state.block_size)[len(now) :])
-        if whole == seq.slots:
-            whole = seq.slots
-        self._told[seq.name] = now, now_table, whole
-        return whole
+        if now is not told or now_table is not table:
+            whole = pool.with_table(now, now_table, self.state.block_size, least=len(seq.tokens))
+            self._told[seq.name] = now, now_table, whole
+        return seq.slots if whole is seq.slots or whole == seq.slots else whole
 
     def _note_shared_table(self, focus: LiveSequence) -> None:
         """The slots of another sequence that changed as those of this one did, though it was not called."""

@@ -43,6 +43,17 @@ def judge_slots(state: State, seq: LiveSequence) -> bool:
     return True
 
 
+def with_table(slots: Sequence[int], table: Sequence[int], block_size: int, least: int) -> Sequence[int]:
+    """The slots that a target tells, and behind them those of blocks that its table alone tells; the same object if none.
+
+    Of fewer than `least` slots, and of such that contradict the table, nothing more is believed.
+    """
+    whole = slots_from_table(table, block_size)
+    if not least <= len(slots) < len(whole) or tuple(slots) != whole[: len(slots)]:
+        return slots
+    return whole
+
+
 def look_like_blocks(slots: Sequence[int], num_tokens: int, state: State) -> str:
     """Advice where there is one slot for each block and none for each token; "" where they can be slots.
 

@@ -15,7 +15,7 @@ from properties.engine.operations import EngineGeometry
 from properties.engine.probe import EngineProbe
 from properties.engine.protocol import Row
 from properties.engine.state import EngineState, Request
-from properties.protocol import Copy, slots_from_table
+from properties.protocol import Copy
 from properties.wording import counted
 
 MOST_EVENTS = 64
@@ -42,8 +42,8 @@ class EngineBench:
             raise AdapterError(
                 f"open({geometry}) failed: {error}", "declare in capabilities what sizes and limits it accepts"
             ) from None
-        self._told: dict[str, Sequence[int]] = {}
-        """What each request's slots were said to be, those of its table left out."""
+        self._told: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
+        """What each request's slots and its table were said to be, at the last look."""
         self._copied: set[tuple[int, int]] = set()
         """Blocks that the step at hand copies inside the pool: from, to."""
         try:
@@ -100,13 +100,13 @@ class EngineBench:
 
     def _slots(self, request: Request) -> Sequence[int]:
         """The slots of a request, those of its whole table where it tells fewer; the same object where nothing changed."""
-        known, told = request.slots, self._told.get(request.name, ())
+        known = request.slots
         if "table" not in self.probe.offers:
             return self.probe.slots(request.name, known)
-        now = self._told[request.name] = self.probe.slots(request.name, told)
-        whole = slots_from_table(self.probe.ids("table", request.name), self.state.block_size)
-        if not 0 < len(now) < len(whole) or tuple(now) != whole[: len(now)]:
-            whole = tuple(now)
+        told, _ = self._told.get(request.name, ((), ()))
+        now, table = self.probe.slots(request.name, told), self.probe.ids("table", request.name)
+        self._told[request.name] = now, table
+        whole = pool.with_table(now, table, self.state.block_size, least=1)
         return known if known == whole else whole
 
     def _moved(self, request: Request, slots: Sequence[int]) -> None:
@@ -300,7 +300,7 @@ class EngineBench:
             return
         for request in self.state.requests.values():
             if request.slots:
-                pool.judge_table(self.state, request, self.probe.ids("table", request.name))
+                pool.judge_table(self.state, request, self._told[request.name][1])
 
     def _look_at_pool(self) -> None:
         state, probe, offers = self.state, self.probe, self.probe.offers
