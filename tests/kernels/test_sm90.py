@@ -56,7 +56,7 @@ def label(kernel: dict[str, Any]) -> str:
 
 
 def full(kernel: dict[str, Any]) -> bool:
-    """Prefill with 128 registers a thread: accumulator, scores and weights alone take 112 of them (NOTES.md, prefill 8)."""
+    """Prefill with 128 registers a thread: accumulator, scores and weights alone take 112 of them (NOTES.md, prefill 9)."""
     return kernel["name"] == "prefill_kernel" and bool(kernel["num_registers"] == 128)
 
 
