@@ -13,17 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_ref.layouts import Layout
 from properties.attention import guard
-from properties.attention.buffers import PoolMemory
-from properties.attention.target import AttentionTarget, Output, Pool
+from properties.attention.protection import Protected
+from properties.attention.target import AttentionTarget, Output
 from properties.blame import is_adapter_fault, last_lines, passes, said
 from properties.contract import FILL_IN, AdapterError
 from properties.torch_defaults import theirs
-
-# Above this size a list of every element's address costs more than the kernel: bounds alone are checked.
-MOST_GUARDED_ELEMENTS = 2**18
-
 
 # Raised by a line of the adapter, these are mistakes in the adapter. Other exceptions may come from native code that
 # the line calls, which leaves no frame of its own: those are findings.
@@ -48,7 +43,7 @@ class Fault:
 def execute(
     target: AttentionTarget,
     call: Callable[[], object],
-    protected: tuple[guard.Protected, ...] = (),
+    protected: tuple[Protected, ...] = (),
     *,
     device: str = "cpu",
 ) -> object | Refused | Fault:
@@ -137,41 +132,6 @@ def _soil_cuda_memory() -> None:
     sizes = (2**19,) * 8 + (2**22,) * 4 + (2**25,) * 2  # bytes: the allocator's small and large pools
     soiled = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for size in sizes]
     del soiled
-
-
-def protection(
-    memory: PoolMemory, readable_BP: Tensor | None, writable_BP: Tensor | None, *, strict_reads: bool
-) -> tuple[guard.Protected, ...]:
-    """What a kernel may touch of a pool on the CPU: the slots marked in [B, P]; None = none of them.
-
-    Without `strict_reads` every element of the pool may be loaded (a load that is masked out afterwards is
-    legal).
-    """
-    if memory.pool.key_cache.device.type != "cpu" or memory.pool.key_cache.numel() > MOST_GUARDED_ELEMENTS:
-        return ()
-    caches = (memory.pool.key_cache, memory.pool.value_cache)
-    size = caches[0].element_size()
-    everything = [guard.element_addresses(c, torch.ones(c.shape, dtype=torch.bool)) for c in caches]
-    readable = [_addresses(memory.pool, c, readable_BP) for c in caches] if strict_reads else everything
-    writable = [_addresses(memory.pool, c, writable_BP) for c in caches]
-    if everything[0][-1] > everything[1][0] and everything[1][-1] > everything[0][0]:  # one inside the other
-        start, end = min(e[0] for e in everything), max(e[-1] for e in everything)
-        merged = (guard.merged(*readable), guard.merged(*writable))
-        return (guard.Protected(int(start), int(end) + size, *merged, "the interleaved caches", size),)
-    return tuple(
-        guard.Protected(int(everything[i][0]), int(everything[i][-1]) + size, readable[i], writable[i], name, size)
-        for i, name in enumerate(("the key cache", "the value cache"))
-    )
-
-
-def _addresses(pool: Pool, cache: Tensor, chosen_BP: Tensor | None) -> guard.Addresses:
-    """Addresses of the elements of the chosen slots; none for None."""
-    axis = {Layout.FLASH: 1, Layout.HND: 2, Layout.VLLM: 3}[pool.layout]
-    shape = [1] * cache.dim()
-    shape[0], shape[axis] = cache.shape[0], cache.shape[axis]
-    if chosen_BP is None:
-        chosen_BP = torch.zeros(cache.shape[0], cache.shape[axis], dtype=torch.bool)
-    return guard.element_addresses(cache, chosen_BP.reshape(shape).expand(cache.shape))
 
 
 def check_output(target: AttentionTarget, output: object, q: Tensor) -> Output:

@@ -15,8 +15,9 @@ from paged_ref.store import store as reference_store
 from properties.attention.buffers import Geometry, NoRoom, PoolMemory, allocate
 from properties.attention.cases import CopyCase, StoreCase
 from properties.attention.contents import DTYPES
-from properties.attention.execute import Fault, Refused, execute, protection
+from properties.attention.execute import Fault, Refused, execute
 from properties.attention.judge_read import FAULT_PROPERTY
+from properties.attention.protection import writing
 from properties.attention.target import AttentionTarget, Pool
 from properties.attention.verdict import NOT_HIGH, Verdict
 from properties.wording import counted
@@ -62,9 +63,7 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
     slots = torch.tensor(case.slots, dtype=torch.int64, device=device)
     before = memory.snapshot()
     given = {"keys": (keys, keys.clone()), "values": (values, values.clone()), "slots": (slots, slots.clone())}
-    writable = torch.zeros(case.num_blocks * case.block_size, dtype=torch.bool)
-    writable[[slot for slot in case.slots if slot >= 0]] = True
-    protected = protection(memory, None, writable.reshape(case.num_blocks, case.block_size), strict_reads=False)
+    protected = writing(memory, case.slots, case.block_size)
     store = target.store  # type: ignore[attr-defined]
     result = execute(target, lambda: store(memory.pool, keys, values, slots), protected, device=device)
     strided = case.query_form != "contiguous" or case.pool_form != "separate"

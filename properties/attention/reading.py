@@ -14,7 +14,8 @@ from paged_ref.parity import Comparison, Expected, compare, compare_lse
 from properties.attention.buffers import bytes_of
 from properties.attention.cases import ReadCase, Row, rows_of
 from properties.attention.contents import Content, expect_row, make_contents
-from properties.attention.execute import Fault, Refused, check_output, execute, protection
+from properties.attention.execute import Fault, Refused, check_output, execute
+from properties.attention.protection import reading
 from properties.attention.scene import Scene, build
 from properties.attention.target import AttentionTarget, Output
 from properties.contract import AdapterError
@@ -77,7 +78,8 @@ class Judge:
         before, queries = scene.memory.snapshot(), bytes_of(scene.batch.q)
         queries_before = queries.clone()
         operation = getattr(self.target, case.operation)
-        protected = protection(scene.memory, scene.owned, None, strict_reads=self.capabilities.reads_only_owned)
+        strict = self.capabilities.reads_only_owned
+        protected = reading(scene.memory, scene.owners, case.block_size, strict=strict)
         result = execute(self.target, lambda: operation(scene.memory.pool, scene.batch), protected, device=self.device)
         if isinstance(result, Fault | Refused):
             return Reading(scene, None, (), result)

@@ -6,6 +6,7 @@ Letters: B blocks, P block size, G KV heads, D head size, T query tokens.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,14 +14,15 @@ from paged_ref.layouts import Layout, pack_keys, pack_values
 from properties.attention.buffers import Geometry, PoolMemory, allocate
 from properties.attention.cases import ReadCase, Row, blocks_needed
 from properties.attention.contents import DTYPES, Content
+from properties.attention.ownership import Owner, owner_of
 from properties.attention.poison import fill, padding_ids
 from properties.attention.target import Batch
 
 
 @dataclass(frozen=True)
 class Scene:
-    """`keys`, `values`: what the pool holds, as [B, P, G, D] on the CPU; `owned`: [B, P], slots that some row
-    owns: those of its tokens, but for blocks wholly before its window, which may have been given back.
+    """`keys`, `values`: what the pool holds, as [B, P, G, D] on the CPU; `owners`: the rows,
+    each with the slots of its tokens; it owns them but for blocks wholly before its window, which may have been given back.
     """
 
     case: ReadCase
@@ -29,7 +31,7 @@ class Scene:
     batch: Batch
     keys: Tensor
     values: Tensor
-    owned: Tensor
+    owners: tuple[Owner, ...]
 
 
 def first_kept(case: ReadCase, row: Row) -> int:
@@ -51,19 +53,24 @@ def build(case: ReadCase, contents: Mapping[int, Content], device: str, *, want_
     keys, values = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
     fill(keys, case.poison_k, _attractor(case, contents))
     fill(values, case.poison_v)
-    owned = torch.zeros(shape[:2], dtype=torch.bool)
     for row in case.rows:
         start, stop = first_kept(case, row), row.context_len
         positions = torch.arange(start, stop)
         blocks = torch.tensor(row.table, dtype=torch.long)[positions // case.block_size]
         keys[blocks, positions % case.block_size] = contents[row.key].k[start:stop]
         values[blocks, positions % case.block_size] = contents[row.key].v[start:stop]
-        owned[blocks, positions % case.block_size] = True
     geometry = Geometry(case.num_blocks, case.block_size, case.num_kv_heads, case.head_size, dtype, layout)
     memory = allocate(geometry, case.pool_form, device, case.seed)
     memory.pool.key_cache.copy_(pack_keys(keys, layout))
     memory.pool.value_cache.copy_(pack_values(values, layout))
-    return Scene(case, contents, memory, _batch(case, contents, device, want_lse), keys, values, owned)
+    owners = tuple(_owner(case, row) for row in case.rows)
+    return Scene(case, contents, memory, _batch(case, contents, device, want_lse), keys, values, owners)
+
+
+def _owner(case: ReadCase, row: Row) -> Owner:
+    positions, size = np.arange(row.context_len), case.block_size
+    slots = np.array(row.table, dtype=np.int64)[positions // size] * size + positions % size
+    return owner_of(f"row {row.key}", slots, first_kept(case, row), row.query_len)
 
 
 def _attractor(case: ReadCase, contents: Mapping[int, Content]) -> Tensor | None:

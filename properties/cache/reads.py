@@ -201,7 +201,7 @@ class Reads:
         shape = (geometry.num_kv_heads, geometry.head_size)
         keys, values = (self.tensors.mirror.device[kind, layer].reshape(-1, size, *shape) for kind in (0, 1))
         content = {0: self._content(layer, part)}
-        scene = Scene(case, content, None, None, keys, values, torch.empty(0))  # type: ignore[arg-type]
+        scene = Scene(case, content, None, None, keys, values, ())  # type: ignore[arg-type]
         return decoys.explain(scene, row, out, self._expect(layer, part), tf32=self._tf32)
 
     def _others(self, part: Part) -> list[CaseRow]:

@@ -12,7 +12,9 @@ from torch import Tensor
 from paged_ref.ownership import LiveSequence
 from properties.attention import guard
 from properties.attention.buffers import PoolMemory
-from properties.attention.execute import Fault, Refused, execute, protection, uninitialised_memory_filled
+from properties.attention.execute import Fault, Refused, execute, uninitialised_memory_filled
+from properties.attention.ownership import owner_of
+from properties.attention.protection import Protected, reading, writing
 from properties.blocks.probe import Crashed, Probe
 from properties.blocks.state import State
 from properties.cache.mirror import Mirror, contents_of, fill_slots, only_zeros_came, slots_that_differ
@@ -81,22 +83,21 @@ class Tensors:
             raise Crashed(f"{method}({', '.join(map(_short, arguments[:2]))}): {result.message}")
         return result
 
-    def _protected(self, method: str, arguments: Sequence[Any]) -> tuple[guard.Protected, ...]:
-        """What an interpreted kernel may touch of the layer's pool: the slots of the rows."""
+    def _protected(self, method: str, arguments: Sequence[Any]) -> tuple[Protected, ...]:
+        """What an interpreted kernel may touch of the layer's pool: the slots of the rows, each by its own block table."""
         interpreted = os.environ.get("TRITON_INTERPRET") == "1" and guard.why_unavailable() is None
         if method == "commit" or not self.pools or not interpreted:
             return ()
         layer, rows = arguments[:2]
-        writes = method == "write"
-        chosen = torch.zeros_like(self.mirror.poisoned)
-        for row in rows:
-            slots = self.state.live[row.name].slots[row.start if writes else 0 : row.stop]
-            chosen[[slot for slot in slots if slot >= 0]] = True
-        slots_BP = chosen.reshape(-1, self.state.block_size)
-        memory = PoolMemory(self.pools[layer], ())
-        if writes:
-            return protection(memory, None, slots_BP, strict_reads=False)
-        return protection(memory, slots_BP, None, strict_reads=self.probe.capabilities.reads_only_owned)  # type: ignore[attr-defined]
+        memory, size, live = PoolMemory(self.pools[layer], ()), self.state.block_size, self.state.live
+        if method == "write":
+            return writing(memory, [slot for row in rows for slot in live[row.name].slots[row.start : row.stop]], size)
+        owners = [
+            owner_of(f"sequence {row.name}", live[row.name].slots[: row.stop], query_len=row.stop - row.start)
+            for row in rows
+        ]
+        strict = self.probe.capabilities.reads_only_owned  # type: ignore[attr-defined]
+        return reading(memory, owners, size, strict=strict)
 
     # ---- inputs
 

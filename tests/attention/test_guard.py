@@ -17,7 +17,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paged_ref.layouts import Layout
 from properties.attention.buffers import Geometry, allocate
-from properties.attention.guard import KernelFault, Protected, element_addresses, guarded, merged, why_unavailable
+from properties.attention.guard import KernelFault, guarded, why_unavailable
+from properties.attention.ownership import Rights, owner_of
+from properties.attention.places import places_of
+from properties.attention.protection import Protected
 
 
 @triton.jit
@@ -92,6 +95,14 @@ def _fault(call: object) -> BaseException:
     return caught.value.__cause__
 
 
+def _protected(pool: Tensor, readable: list[int], writable: list[int]) -> Protected:
+    """A pool of one dimension, as blocks of one token of one element."""
+    places = places_of(pool.view(-1, 1), (0, 1))
+    assert places is not None
+    of_all, listed = (Rights(len(pool), 1, [owner_of("row 0", slots)]) for slots in (readable, writable))
+    return Protected((("the pool", places),), of_all, listed)
+
+
 def test_the_guard_works_with_the_installed_triton() -> None:
     assert why_unavailable() is None
 
@@ -124,9 +135,7 @@ def test_masked_lanes_may_point_anywhere() -> None:
 
 def test_a_slot_that_is_not_allowed_is_a_fault_even_inside_the_tensor() -> None:
     pool, target = torch.ones(8), torch.zeros(8)
-    owned = torch.tensor([True] * 6 + [False] * 2)
-    nothing = element_addresses(pool, torch.zeros(8, dtype=torch.bool))
-    protected = Protected(pool.data_ptr(), pool.data_ptr() + 32, element_addresses(pool, owned), nothing)
+    protected = _protected(pool, [*range(6)], [])
 
     with guarded((protected,)):
         copy_kernel[(1,)](pool, target, 6, 8, True, True)
@@ -134,7 +143,7 @@ def test_a_slot_that_is_not_allowed_is_a_fault_even_inside_the_tensor() -> None:
         write = _fault(lambda: copy_kernel[(1,)](target, pool, 2, 8, True, True))
 
     assert "slots that no sequence owns" in str(fault)
-    assert "byte 24" in str(fault)
+    assert "the first in block 6, offset 0 (slot 6)" in str(fault)
     assert isinstance(write, KernelFault)
     assert write.kind == "store"
 
@@ -294,9 +303,7 @@ def test_memory_that_was_given_back_is_nobodys() -> None:
 
 def test_the_pool_is_known_whatever_pointer_reaches_it_and_slots_are_still_held_to() -> None:
     (pool, _buffer), target = _part_of_a_buffer(), torch.zeros(16)
-    owned = torch.tensor([True] * 6 + [False] * 2)
-    nothing = element_addresses(pool, torch.zeros(8, dtype=torch.bool))
-    protected = Protected(pool.data_ptr(), pool.data_ptr() + 32, element_addresses(pool, owned), nothing)
+    protected = _protected(pool, [*range(6)], [])
     pointers = torch.tensor([pool.data_ptr()])
 
     with guarded((protected,)):
@@ -316,9 +323,7 @@ def test_the_pool_is_known_whatever_pointer_reaches_it_and_slots_are_still_held_
 @pytest.mark.parametrize("unit", [torch.uint8, torch.int16, torch.float32, torch.int64])
 def test_slots_may_be_moved_in_units_that_are_no_elements(unit: torch.dtype) -> None:
     pool, source = torch.zeros(8), torch.arange(8.0)
-    owned = torch.tensor([False, False, True, True, True, True, False, False])
-    writable = element_addresses(pool, owned)
-    protected = Protected(pool.data_ptr(), pool.data_ptr() + 32, writable, writable, element_size=4)
+    protected = _protected(pool, [2, 3, 4, 5], [2, 3, 4, 5])
     count, units = 16 // unit.itemsize, pool.view(unit)
     first = units[8 // unit.itemsize :]
 
@@ -329,14 +334,13 @@ def test_slots_may_be_moved_in_units_that_are_no_elements(unit: torch.dtype) -> 
 
     assert pool.tolist() == [0, 0, 0, 1, 2, 3, 0, 0]
     assert "touches 1 element of the pool that this call must not touch (slots that are not listed)" in str(behind)
-    assert "at byte 24" in str(behind)
-    assert "at byte 0" in str(before)
+    assert "(slot 6)" in str(behind)
+    assert "(slot 0)" in str(before)
 
 
 def test_a_unit_that_lies_half_in_a_foreign_slot_is_a_fault() -> None:
     pool, source = torch.zeros(8), torch.ones(8)
-    writable = element_addresses(pool, torch.tensor([True, True, True] + [False] * 5))
-    protected = Protected(pool.data_ptr(), pool.data_ptr() + 32, writable, writable, element_size=4)
+    protected = _protected(pool, [0, 1, 2], [0, 1, 2])
     pairs = (source.view(torch.int64), pool.view(torch.int64))
 
     with guarded((protected,)):
@@ -345,7 +349,7 @@ def test_a_unit_that_lies_half_in_a_foreign_slot_is_a_fault() -> None:
 
     assert pool.tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
     assert "touches 1 element of the pool that this call must not touch" in str(fault)
-    assert "at byte 8" in str(fault)
+    assert "(slot 3)" in str(fault)
 
 
 @pytest.mark.parametrize("form", ["separate", "interleaved", "layered"])
@@ -419,14 +423,3 @@ def test_the_interpreter_is_as_before_after_a_fault() -> None:
 
     assert {name: getattr(interpreter.InterpreterBuilder, name) for name in before} == before
     assert interpreter.interpreter_builder.options is options
-
-
-def test_addresses_follow_the_strides() -> None:
-    tensor = torch.zeros(4, 6, dtype=torch.float16)[:, ::2]
-    chosen = torch.zeros(4, 3, dtype=torch.bool)
-    chosen[1, 2] = chosen[3, 0] = True
-
-    addresses = element_addresses(tensor, chosen) - tensor.data_ptr()
-
-    assert addresses.tolist() == [(6 + 4) * 2, 18 * 2]
-    assert merged(addresses[1:], addresses[:1]).tolist() == addresses.tolist()

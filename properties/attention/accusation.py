@@ -1,0 +1,98 @@
+"""The words in which the guard says whose slot a kernel touched, and what is probably wrong."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from properties.attention.ownership import Owner, Rights
+from properties.attention.places import NOWHERE, Addresses, Indices
+from properties.attention.protection import Protected
+from properties.attention.tables import Program
+from properties.wording import counted
+
+
+def accuse(kind: str, memory: Protected, program: Program, touched: tuple[Addresses, Indices, Indices]) -> str:
+    """What an access did that must not be: `touched` are the address, the block and the offset in it of each bad lane,
+    block and offset NOWHERE between the slots.
+    """
+    num_bad = len(touched[0])
+    address, block, offset = (int(numbers[0]) for numbers in touched)
+    rights = memory.readable if kind == "load" else memory.writable
+    name = memory.cache_at(address)
+    if block == NOWHERE or rights is None:
+        return (
+            f"a {kind} touches {counted(num_bad, 'element')} of {name} that this call must not touch (memory between its "
+            f"slots), the first at byte {address - memory.start} of its memory"
+        )
+    owners = rights.owners_of(block, offset) if kind == "load" else []
+    whose = "slots of another sequence" if owners else "slots that no sequence owns"
+    slot = f"block {block}, offset {offset} (slot {block * rights.block_size + offset})"
+    return (
+        f"a {kind} touches {counted(num_bad, 'element')} of {name} that this call must not touch "
+        f"({whose if kind == 'load' else 'slots that are not listed'}), the first in {slot}"
+        + (
+            _owned(rights, program, block, owners)
+            if owners
+            else _unowned(rights, program, block, offset) * (kind == "load")
+        )
+    )
+
+
+def _owned(rights: Rights, program: Program, block: int, owners: Sequence[int]) -> str:
+    """Behind the slot: whose it is, what the program had read by then, and why it may have gone there."""
+    seen = sorted(program.owners)
+    whole = (
+        f", which belongs to {_listed([rights.owners[i].name for i in owners])}; program {program.index} has read the "
+    )
+    whole += f"block table of {_listed([_told(rights, rights.owners[i]) for i in seen])} alone by then"
+    return f"{whole}. {_reason(rights, program, block)}"
+
+
+def _reason(rights: Rights, program: Program, block: int) -> str:
+    for owner in sorted(program.owners):
+        behind = _entry_behind(rights, program, owner, block)
+        if behind is not None:
+            return (
+                f"Entry {behind} of the block table of {rights.owners[owner].name} names that block, behind its last one, "
+                "where entries mean nothing: mask the load with position < context length"
+            )
+        if any(table.columns_of(owner, block) for table in program.tables):
+            return "The block is its own, the offset in it is not: mask the load with position < context length"
+    return "No entry of that names the block: its address is computed wrongly, or from another sequence's row"
+
+
+def _entry_behind(rights: Rights, program: Program, owner: int, block: int) -> int | None:
+    """The first entry behind the last block of a sequence, in its row of a table, that names a block."""
+    needed = -(-len(rights.owners[owner].slots) // rights.block_size)
+    columns = {column for table in program.tables for column in table.columns_of(owner, block)}
+    return min((column for column in columns if column >= needed), default=None)
+
+
+def _unowned(rights: Rights, program: Program, block: int, offset: int) -> str:
+    """Behind the slot: near whose slots it is."""
+    size = rights.block_size
+    for owner in rights.owners:
+        positions = _positions_of(owner, block, size)
+        if len(positions) and positions[-1] < owner.first_kept:
+            return f", a block wholly before the window of {owner.name}, which keeps its positions from {owner.first_kept} on"
+        if len(positions) and block == owner.slots[-1] // size and offset > owner.slots[-1] % size:
+            return f", behind the last token of {owner.name} ({owner.told(size)})"
+    for index in sorted(program.owners):
+        behind = _entry_behind(rights, program, index, block)
+        if behind is not None:
+            told = _told(rights, rights.owners[index])
+            return f", which entry {behind} of the block table of {told} names, behind its last block"
+    return ""
+
+
+def _positions_of(owner: Owner, block: int, block_size: int) -> npt.NDArray[np.int64]:
+    return np.flatnonzero((owner.slots >= 0) & (owner.slots // block_size == block))
+
+
+def _told(rights: Rights, owner: Owner) -> str:
+    return f"{owner.name} ({owner.told(rights.block_size)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,175 @@
+"""The block tables among the tensors of a launch, and what one program has learnt from them.
+
+A kernel learns where a sequence's tokens lie from its block table alone, so that a program (one index of the grid) may touch
+slots of those sequences alone whose rows it has read by then. A tensor is a block table if it holds, row by row, the blocks
+of every sequence of the call, whatever its type, strides and width, and whatever other rows it has: a copy counts as the
+original does. A program that has read no such row may touch what any sequence of the call owns: it was told the blocks in
+another form. So are blocks whose ids, slots or addresses it has loaded from anywhere else.
+
+Letters: S sequences, R rows of a table, W its width.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from properties.attention.ownership import UNKNOWN, Chosen, Owner, Rights
+from properties.attention.places import NOWHERE, Addresses, Places, places_of
+
+# Larger tensors of integers are no table of a batch: they are not searched.
+MOST_ENTRIES = 2**20
+MOST_SHARED_ENTRIES = 2**14
+"""Of a table whose rows share memory: it is searched entry by entry."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A block table of a launch.
+
+    `ids`: [R, W]; `owners`: [R, S], of which sequences a row may be. `places`: where it lies; None where its rows share
+    memory, and then `addresses` are those of its entries, [R, W].
+    """
+
+    ids: npt.NDArray[np.int64]
+    owners: Chosen
+    start: int
+    end: int
+    element_size: int
+    places: Places | None
+    shape: tuple[int, ...]
+    addresses: Addresses | None = None
+
+    def rows_at(self, addresses: Addresses, width: int) -> npt.NDArray[np.int64]:
+        """The rows in which some of the `width` bytes at the addresses lie; -1 among them: outside, or between the rows."""
+        ends = np.concatenate([addresses, addresses + width - 1]) if width > self.element_size else addresses
+        if self.places is None:
+            assert self.addresses is not None
+            hit = (ends >= self.addresses[..., None]) & (ends < self.addresses[..., None] + self.element_size)
+            return np.flatnonzero(hit.any((1, 2)))
+        axes = self.places.locate(ends)
+        rows = np.zeros(ends.shape, dtype=np.int64)
+        for index, size in zip(axes, self.shape, strict=True):
+            rows = rows * size + index
+        return np.where(axes[0] == NOWHERE, NOWHERE, rows)
+
+    def told_here(self, addresses: Addresses, width: int) -> Chosen:
+        """At which addresses an entry is read whose row is a sequence's, or what lies between the entries."""
+        near: Chosen = (addresses + width > self.start) & (addresses < self.end)
+        if self.places is None or not near.any():
+            return near
+        rows = self.rows_at(addresses, self.element_size)
+        told: Chosen = near & ((rows == NOWHERE) | np.any(self.owners, axis=1)[rows])
+        return told
+
+    def columns_of(self, owner: int, block: int) -> list[int]:
+        """In which columns of the rows of an owner a block is named."""
+        return sorted(
+            {int(column) for row in self.ids[self.owners[:, owner]] for column in np.flatnonzero(row == block)}
+        )
+
+
+def tables_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[Table, ...]:
+    """The block tables of the owners among the tensors."""
+    entries = [owner.entries(rights.block_size) for owner in rights.owners]
+    known = [table for table in entries if table is not None]
+    if len(known) < len(entries) or not any((table != UNKNOWN).any() for table in known):
+        return ()
+    found = (_table(tensor, known) for tensor in tensors if tensor.dim() >= 2 and _holds_integers(tensor))
+    return tuple(table for table in found if table is not None)
+
+
+def _holds_integers(tensor: Tensor) -> bool:
+    other = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
+    return not other and 0 < tensor.numel() <= MOST_ENTRIES and tensor.device.type == "cpu"
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """From the first to the last element of a dense tensor that has some, as byte addresses."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _table(tensor: Tensor, entries: Sequence[npt.NDArray[np.int64]]) -> Table | None:
+    ids = tensor.numpy().reshape(-1, tensor.shape[-1])
+    owners = np.stack([_holds(ids, table) for table in entries], axis=1)
+    told = [bool((table != UNKNOWN).any()) for table in entries]
+    if not all(column.any() for column, needed in zip(owners.T, told, strict=True) if needed):
+        return None
+    if all(owners[i, i] for i, needed in enumerate(told) if needed and i < len(ids)) and len(ids) >= len(entries):
+        for i in range(len(entries)):  # in the order of the batch: so the rows of the empty ones are known too
+            owners[i, i] = True
+    places = places_of(tensor, range(tensor.dim() - 1))
+    if places is None and tensor.numel() > MOST_SHARED_ENTRIES:
+        return None
+    addresses = None if places is not None else _addresses_of(tensor).reshape(ids.shape)
+    start, end = extent(tensor)
+    shape, size = tuple(tensor.shape[:-1]), tensor.element_size()
+    return Table(ids.astype(np.int64), owners, start, end, size, places, shape, addresses)
+
+
+def _holds(ids: npt.NDArray[np.int64], entries: npt.NDArray[np.int64]) -> Chosen:
+    """Which rows begin with these entries. No row holds none."""
+    known = np.flatnonzero(entries != UNKNOWN)
+    if not len(known) or ids.shape[1] < len(entries):
+        return np.zeros(len(ids), dtype=np.bool_)
+    return np.asarray((ids[:, known] == entries[known]).all(1))
+
+
+def _addresses_of(tensor: Tensor) -> Addresses:
+    offsets = np.zeros(tensor.shape, dtype=np.int64)
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        shape = [1] * tensor.dim()
+        shape[axis] = size
+        offsets += (np.arange(size) * stride * tensor.element_size()).reshape(shape)
+    return offsets + tensor.data_ptr()
+
+
+def lengths_among(tensors: Iterable[Tensor], owners: Sequence[Owner]) -> tuple[tuple[int, int], ...]:
+    """The extents of tensors that hold nothing but the lengths of the sequences, or their sums: they name no block."""
+    lengths = [np.array([len(o.slots) for o in owners]), np.array([o.query_len for o in owners])]
+    known = [*lengths, *(np.concatenate([[0], np.cumsum(numbers)]) for numbers in lengths)]
+    integers = (tensor for tensor in tensors if _holds_integers(tensor) and tensor.dim() == 1)
+    return tuple(extent(t) for t in integers if any(np.array_equal(t.numpy(), numbers) for numbers in known))
+
+
+@dataclass
+class Program:
+    """What one index of the grid has read by now: `owners`, the sequences of the rows of tables, and other integers.
+
+    `tables` and `lengths` are what the launch was given.
+    """
+
+    index: tuple[int, int, int]
+    tables: tuple[Table, ...] = ()
+    lengths: tuple[tuple[int, int], ...] = ()
+    owners: frozenset[int] = frozenset()
+    told: list[tuple[Addresses, int, npt.NDArray[np.int64]]] = field(default_factory=list)
+
+    def reads(self, addresses: Addresses, width: int, first: int, last: int) -> None:
+        """Active lanes of a load, `first` and `last` of them the lowest and the highest address."""
+        for table in self.tables:
+            if first < table.end and last + width > table.start:
+                rows = np.unique(table.rows_at(addresses, width))
+                owners = np.flatnonzero(table.owners[rows[rows != NOWHERE]].any(0))
+                self.owners = self.owners.union(owners.tolist())
+
+    def learns(self, addresses: Addresses, width: int, values: npt.NDArray[np.int64]) -> None:
+        """Integers that were loaded."""
+        if self.tables:
+            self.told.append((addresses, width, values))
+
+    def told_elsewhere(self) -> npt.NDArray[np.int64]:
+        """The integers that came from no row of a sequence in a table."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for addresses, width, values in self.told:
+            here = np.zeros(addresses.shape, dtype=np.bool_)
+            for table in self.tables:
+                here |= table.told_here(addresses, width)
+            for start, end in self.lengths:
+                here |= (addresses >= start) & (addresses < end)
+            found.append(values[~here])
+        return np.concatenate(found)

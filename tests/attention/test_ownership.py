@@ -1,0 +1,240 @@
+"""A program may load slots of those sequences alone whose rows of the block table it has read: no right kernel is accused, and
+what reaches into a neighbour's slots is, with the line, the row and the reason.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("kernels are compiled in this process, so there is no interpreter to guard", allow_module_level=True)
+
+from torch import Tensor
+from triton.runtime.errors import InterpreterError
+
+from paged_ref.layouts import Layout
+from properties.attention.buffers import PoolMemory
+from properties.attention.guard import KernelFault, guarded
+from properties.attention.ownership import Owner, owner_of
+from properties.attention.protection import Protected, reading
+from properties.attention.target import Pool
+from tests.attention import ownership_kernels as kernels
+from tests.attention.ownership_kernels import RIGHT, SIZE, Batch
+
+LENGTHS = (6, 9, 7, 0)
+TABLES = ((5, 2, 1, 4), (1, 6, 3, 0), (5, 7, 9, 2), (1, 1, 1, 1))
+"""Row 2 begins with a block of row 0's. Behind the last blocks: one of row 1's, nobody's, nobody's, and an empty row's."""
+
+
+def _batch(lengths: tuple[int, ...] = LENGTHS, tables: tuple[tuple[int, ...], ...] = TABLES) -> Batch:
+    keys = torch.arange(1.0, 10 * SIZE + 1).reshape(10, SIZE)
+    return Batch(
+        keys, torch.zeros_like(keys), torch.tensor(tables, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
+    )
+
+
+def _owners(batch: Batch, window: int | None = None) -> list[Owner]:
+    owners = []
+    for i, (table, length) in enumerate(zip(batch.tables.tolist(), batch.lens.tolist(), strict=True)):
+        slots = [table[p // SIZE] * SIZE + p % SIZE for p in range(length)]
+        first = 0 if window is None else max(0, length - window) // SIZE * SIZE
+        owners.append(owner_of(f"row {i}", slots, first))
+    return owners
+
+
+def _protected(batch: Batch, window: int | None = None) -> tuple[Protected, ...]:
+    caches = (cache.view(*cache.shape, 1, 1) for cache in (batch.keys, batch.values))
+    return reading(PoolMemory(Pool(*caches, Layout.FLASH), ()), _owners(batch, window), SIZE, strict=True)
+
+
+def _sums(batch: Batch) -> list[float]:
+    return [float(batch.keys.flatten()[owner.slots].sum()) for owner in _owners(batch)]
+
+
+def _line_of(kernel: object, comment: str) -> int:
+    lines, start = inspect.getsourcelines(kernel.fn)  # type: ignore[attr-defined]
+    return start + next(i for i, line in enumerate(lines) if comment in line)
+
+
+def _fault(batch: Batch, call: Callable[[], Tensor], window: int | None = None) -> str:
+    """What the guard says of a kernel, whose result is right."""
+    assert call().tolist() == _sums(batch)
+    with pytest.raises(InterpreterError) as caught, guarded(_protected(batch, window)):
+        call()
+    assert isinstance(caught.value.__cause__, KernelFault)
+    assert caught.value.__cause__.kind == "load"
+    return str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("design", RIGHT)
+def test_no_right_kernel_is_accused(design: str) -> None:
+    batch = _batch()
+
+    with guarded(_protected(batch)) as watch:
+        sums = RIGHT[design](batch)
+
+    assert sums.tolist() == _sums(batch)
+    assert watch.num_checks > 4
+
+
+def test_a_common_beginning_may_be_read_through_the_table_of_one_row() -> None:
+    batch = _batch((6, 7, 9), ((5, 2, 0, 4), (5, 7, 9, 2), (5, 1, 6, 3)))
+
+    with guarded(_protected(batch)):
+        sums = kernels.shared_prefix(batch)
+
+    assert sums.tolist() == _sums(batch)
+
+
+def test_a_common_beginning_that_is_before_the_window_of_that_row_may_be_read_too() -> None:
+    """Row 0 may have given back block 5, which the two others still own."""
+    batch = _batch((9, 6, 7), ((5, 2, 0, 4), (5, 7, 9, 2), (5, 1, 6, 3)))
+
+    with guarded(_protected(batch, window=4)):
+        sums = kernels.shared_prefix(batch)
+
+    assert sums.tolist() == _sums(batch)
+
+
+def test_rows_that_are_the_same_memory_are_each_others() -> None:
+    batch = _batch((6, 6, 3), ((5, 2, 1, 4),) * 3)
+
+    with guarded(_protected(batch)):
+        sums = kernels.by_rows(batch, batch.tables[:1].expand(3, -1))
+
+    assert sums.tolist() == _sums(batch)
+
+
+def test_a_table_whose_rows_overlap_gives_every_row_that_an_entry_lies_in() -> None:
+    """Windows over one list of pages: the second row begins with the second page."""
+    pages = torch.tensor([5, 2, 1, 6, 3], dtype=torch.int32)
+    batch = _batch((8, 8, 8), ((5, 2, 1), (2, 1, 6), (1, 6, 3)))
+
+    with guarded(_protected(batch)):
+        sums = kernels.by_rows(batch, pages.as_strided((3, 3), (1, 1)))
+
+    assert sums.tolist() == _sums(batch)
+
+
+@pytest.mark.parametrize("form", ["plain", "64 bits", "view", "columns"])
+def test_an_entry_behind_the_last_block_that_is_another_rows_block_is_reported(form: str) -> None:
+    batch = _batch()
+    forms = {"plain": batch.tables, "64 bits": batch.tables.long(), "view": kernels.padded(batch.tables)}
+    tables = forms.get(form, batch.tables)
+
+    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [2, 0, 0, 0], tables=tables))
+
+    assert (
+        f"ownership_kernels.py:{_line_of(kernels.peeking_kernel, 'the foreign key')}: a load touches 1 element"
+        in message
+    )
+    assert "slots of another sequence), the first in block 1, offset 0 (slot 4), which belongs to row 1" in message
+    assert "program (0, 0, 0) has read the block table of row 0 (6 tokens in blocks [5, 2]) alone by then" in message
+    assert "Entry 2 of the block table of row 0 names that block, behind its last one" in message
+    assert "position < context length" in message
+
+
+def test_an_entry_behind_the_last_column_of_a_view_is_no_licence() -> None:
+    """The table is a view of a larger one, in whose next column another row's block stands."""
+    batch = _batch()
+    larger = torch.cat([batch.tables[:, :3], torch.ones(4, 1, dtype=torch.int32)], 1)
+    tables = larger[:, :3]
+
+    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [3, 0, 0, 0], tables=tables))
+
+    assert "which belongs to row 1; program (0, 0, 0) has read the block table of row 0" in message
+
+
+def test_a_neighbours_slot_by_wrong_arithmetic_is_reported() -> None:
+    batch = _batch()
+
+    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [0, 0, 0, 0], shift=1))
+
+    assert "the first in block 6, offset 0 (slot 24), which belongs to row 1" in message
+    assert "No entry of that names the block: its address is computed wrongly" in message
+
+
+def test_the_next_program_has_not_read_what_the_last_one_has() -> None:
+    """Program 0 reads block 5 of its own row, as entry 1 + 4; program 1 does the same, and the block is not its own."""
+    batch = _batch()
+
+    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [2, 0, 0, 0], shift=4))
+
+    assert "block 5, offset 0 (slot 20), which belongs to row 0 and row 2; program (1, 0, 0) has read" in message
+    assert "the block table of row 1 (9 tokens in blocks [1, 6, 3]) alone by then" in message
+
+
+def test_a_row_that_is_read_may_be_used() -> None:
+    """The same load is right once the program has read the row of the owner."""
+    batch = _batch()
+
+    with guarded(_protected(batch)):
+        sums = kernels.peeking(batch, [1, 0, 0, 1], [1, 1, 0, 2])
+
+    assert sums.tolist() == _sums(batch)
+
+
+def test_a_tile_that_is_masked_out_afterwards_is_reported() -> None:
+    batch = _batch((8, 12), ((5, 2, 1, 1), (1, 6, 3, 3)))
+
+    message = _fault(batch, lambda: kernels.greedy(batch))
+
+    assert f"ownership_kernels.py:{_line_of(kernels.greedy_kernel, 'the unmasked load')}: " in message
+    assert "a load touches 8 elements of the key cache" in message
+    assert "block 1, offset 0 (slot 4), which belongs to row 1" in message
+
+
+def test_the_tail_of_a_block_that_another_row_fills_is_reported() -> None:
+    """Both rows have block 5, of which row 0 has two tokens and row 1 all four."""
+    batch = _batch((6, 10), ((2, 5, 2, 2), (2, 5, 1, 1)))
+
+    message = _fault(batch, lambda: kernels.greedy(batch))
+
+    assert "a load touches 2 elements" in message
+    assert "block 5, offset 2 (slot 22), which belongs to row 1" in message
+    assert "The block is its own, the offset in it is not" in message
+
+
+@pytest.mark.parametrize(
+    ("lengths", "window", "clue"),
+    [
+        (
+            (6, 9),
+            None,
+            "slots that no sequence owns), the first in block 2, offset 2 (slot 10), behind the last token of row 0",
+        ),
+        (
+            (8, 12),
+            4,
+            "block 5, offset 0 (slot 20), a block wholly before the window of row 0, which keeps its positions from 4",
+        ),
+        (
+            (8, 12),
+            None,
+            "(slot 16), which entry 2 of the block table of row 0 (8 tokens in blocks [5, 2]) names, behind its last",
+        ),
+    ],
+    ids=["tail", "before the window", "entry of nobody's block"],
+)
+def test_nobodys_slot_is_said_to_be_near_what(lengths: tuple[int, ...], window: int | None, clue: str) -> None:
+    batch = _batch(lengths, ((5, 2, 4, 4), (1, 6, 3, 0)))
+
+    assert clue in _fault(batch, lambda: kernels.greedy(batch), window)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "faulty"), [((9, 9, 7, 0), False), ((8, 9, 8, 0), True)], ids=["another row's page", "nobody's slot"]
+)
+def test_without_a_known_table_a_program_is_held_to_what_any_row_owns(lengths: tuple[int, ...], faulty: bool) -> None:
+    """A list of pages, of which row 0 reads one too many, the first one of row 1; or row 2 a slot too many."""
+    batch = _batch((8, 9, 7, 0))
+    out, lens = torch.zeros(4), torch.tensor(lengths, dtype=torch.int32)
+
+    with guarded(_protected(batch)), pytest.raises(InterpreterError, match="no seq") if faulty else nullcontext():
+        kernels.csr_kernel[(4,)](out, batch.keys, *batch.csr(), lens, batch.keys.stride(0), 8, SIZE)
+
+    assert (float(out[0]) != _sums(batch)[0]) is not faulty
