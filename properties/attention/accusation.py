@@ -57,16 +57,15 @@ def _reason(rights: Rights, program: Program, block: int) -> str:
                 f"Entry {behind} of the block table of {rights.owners[owner].name} names that block, behind its last one, "
                 "where entries mean nothing: mask the load with position < context length"
             )
-        if any(table.columns_of(owner, block) for table in program.tables):
+        if program.entries_read(owner, block):
             return "The block is its own, the offset in it is not: mask the load with position < context length"
-    return "No entry of that names the block: its address is computed wrongly, or from another sequence's row"
+    return "No entry that it has read names the block: the address is computed wrongly"
 
 
 def _entry_behind(rights: Rights, program: Program, owner: int, block: int) -> int | None:
-    """The first entry behind the last block of a sequence, in its row of a table, that names a block."""
+    """The first entry behind the last block of a sequence that was read in its row of a table and names a block."""
     needed = -(-len(rights.owners[owner].slots) // rights.block_size)
-    columns = {column for table in program.tables for column in table.columns_of(owner, block)}
-    return min((column for column in columns if column >= needed), default=None)
+    return min((column for column in program.entries_read(owner, block) if column >= needed), default=None)
 
 
 def _unowned(rights: Rights, program: Program, block: int, offset: int) -> str:

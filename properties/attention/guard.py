@@ -12,8 +12,8 @@ descriptors and `triton.reinterpret`; and, for kernels that are told addresses, 
 and 64-bit integer tensors among the arguments point. What surrounds a view in its storage is none of it: a view
 says how far a kernel may go.
 
-What the guard knows of the interpreter's internals is in this file (seen in Triton 3.6.0 and 3.7.1: where the methods below
-take pointers and mask, that a load returns its values as `data` and their type as `dtype`, that `set_grid_idx` begins a
+What the guard knows of the interpreter's internals is in this file (seen in Triton 3.7.1: where the methods below take
+pointers and mask, that a load returns its values as `data` and their type as `dtype`, that `set_grid_idx` begins a
 program, that `GridExecutor._init_args_hst` returns the launch's tensors on the host, that its `__call__` is a
 launch, and the text of the assertion of integer overflow). Where those are not as expected `why_unavailable` says so, and
 nothing is guarded; a test holds that the installed Triton fits.
@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from properties.attention.accusation import accuse
+from properties.attention.hearsay import told_otherwise
 from properties.attention.interpreting import language_replaced_once
 from properties.attention.launch import Launch, launch_of
-from properties.attention.ownership import Chosen, Rights
-from properties.attention.places import NOWHERE, Addresses, Indices
+from properties.attention.places import NOWHERE, Addresses
 from properties.attention.protection import Protected
 from properties.attention.tables import Program, Table, lengths_among, tables_among
 from properties.wording import counted
@@ -113,18 +113,10 @@ class Watch:
             blocks, tokens = memory.locate(touched)
             bad = blocks == NOWHERE if rights is None else ~rights.allowed(blocks, tokens, owners)
             if bad.any() and rights is not None and owners is not None:
-                bad &= ~self._told_otherwise(rights, memory, blocks, tokens)
+                bad &= ~told_otherwise(self.program, self.launch.given, rights, memory, (blocks, tokens))
             if bad.any():
                 lanes = touched[bad], blocks[bad], tokens[bad]
                 raise KernelFault(kind, f"{where()}: {accuse(kind, memory, self.program, lanes)}")
-
-    def _told_otherwise(self, rights: Rights, memory: Protected, blocks: Indices, tokens: Indices) -> Chosen:
-        """Which slots somebody owns that the program was told of in another way than by a row of a block table."""
-        told = self.program.told_elsewhere()
-        size = rights.block_size
-        named = [b for b in np.unique(blocks) if np.isin([b, b * size, *memory.names_of(int(b))], told).any()]
-        known = np.isin(blocks, named) | np.isin(blocks * size + tokens, told)
-        return np.asarray(known & rights.allowed(blocks, tokens))
 
     def learn(self, pointers: Any, mask: Any, loaded: Any) -> None:
         """What a load brought, if it is integers that the program may take for places in a pool."""

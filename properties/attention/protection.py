@@ -65,10 +65,13 @@ class Protected:
         """Offsets from which all elements are seen that `width` bytes at each of the addresses lie in."""
         return sorted({offset for _, places in self.caches for offset in places.offsets_of(addresses, width)})
 
-    def names_of(self, block: int) -> set[int]:
-        """What a kernel may be told instead of a block id: its offset and its address in each of the caches."""
-        offsets = {(places, block * places.strides[0]) for _, places in self.caches}
-        return {number for p, offset in offsets for number in (offset, offset // p.element_size, offset + p.start)}
+    def spellings(self) -> list[tuple[int, int]]:
+        """(factor, offset) by which a block id is its offset in bytes or elements, or its address, in each of the caches."""
+        found = []
+        for _, places in self.caches:
+            stride = places.strides[0]
+            found += [(stride, 0), (stride // places.element_size, 0), (stride, places.start)]
+        return found
 
 
 def reading(memory: PoolMemory, owners: Sequence[Owner], block_size: int, *, strict: bool) -> tuple[Protected, ...]:

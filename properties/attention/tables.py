@@ -4,7 +4,7 @@ A kernel learns where a sequence's tokens lie from its block table alone, so tha
 slots of those sequences alone whose rows it has read by then. A tensor is a block table if it holds, row by row, the blocks
 of every sequence of the call, whatever its type, strides and width, and whatever other rows it has: a copy counts as the
 original does. A program that has read no such row may touch what any sequence of the call owns: it was told the blocks in
-another form. So are blocks whose ids, slots or addresses it has loaded from anywhere else.
+another form. One that has may be told of others beside (see `hearsay`).
 
 Letters: S sequences, R rows of a table, W its width.
 """
@@ -43,33 +43,36 @@ class Table:
     shape: tuple[int, ...]
     addresses: Addresses | None = None
 
-    def rows_at(self, addresses: Addresses, width: int) -> npt.NDArray[np.int64]:
-        """The rows in which some of the `width` bytes at the addresses lie; -1 among them: outside, or between the rows."""
+    def entries_at(self, addresses: Addresses, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(rows, columns) of entries in which some of the `width` bytes at the addresses lie, in any order, NOWHERE among
+        them: outside, or between the entries.
+        """
         ends = np.concatenate([addresses, addresses + width - 1]) if width > self.element_size else addresses
         if self.places is None:
             assert self.addresses is not None
             hit = (ends >= self.addresses[..., None]) & (ends < self.addresses[..., None] + self.element_size)
-            return np.flatnonzero(hit.any((1, 2)))
-        axes = self.places.locate(ends)
+            rows, columns = np.nonzero(hit.any(2))
+            return rows, columns
+        *axes, columns = self.places.locate(ends)
         rows = np.zeros(ends.shape, dtype=np.int64)
         for index, size in zip(axes, self.shape, strict=True):
             rows = rows * size + index
-        return np.where(axes[0] == NOWHERE, NOWHERE, rows)
+        return np.where(columns == NOWHERE, NOWHERE, rows), columns
 
     def told_here(self, addresses: Addresses, width: int) -> Chosen:
         """At which addresses an entry is read whose row is a sequence's, or what lies between the entries."""
         near: Chosen = (addresses + width > self.start) & (addresses < self.end)
         if self.places is None or not near.any():
             return near
-        rows = self.rows_at(addresses, self.element_size)
+        rows, _ = self.entries_at(addresses, self.element_size)
         told: Chosen = near & ((rows == NOWHERE) | np.any(self.owners, axis=1)[rows])
         return told
 
-    def columns_of(self, owner: int, block: int) -> list[int]:
-        """In which columns of the rows of an owner a block is named."""
-        return sorted(
-            {int(column) for row in self.ids[self.owners[:, owner]] for column in np.flatnonzero(row == block)}
-        )
+    def columns_at(self, addresses: Addresses, owner: int, block: int) -> set[int]:
+        """The columns of entries at these addresses that name a block in a row of an owner."""
+        rows, columns = self.entries_at(addresses, self.element_size)
+        named = (rows != NOWHERE) & self.owners[rows, owner] & (self.ids[rows, columns] == block)
+        return set(columns[named].tolist())
 
 
 def tables_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[Table, ...]:
@@ -78,11 +81,12 @@ def tables_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[Table, ...]
     known = [table for table in entries if table is not None]
     if len(known) < len(entries) or not any((table != UNKNOWN).any() for table in known):
         return ()
-    found = (_table(tensor, known) for tensor in tensors if tensor.dim() >= 2 and _holds_integers(tensor))
+    found = (_table(tensor, known) for tensor in tensors if tensor.dim() >= 2 and holds_integers(tensor))
     return tuple(table for table in found if table is not None)
 
 
-def _holds_integers(tensor: Tensor) -> bool:
+def holds_integers(tensor: Tensor) -> bool:
+    """Whether it can be looked into for block ids."""
     other = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
     return not other and 0 < tensor.numel() <= MOST_ENTRIES and tensor.device.type == "cpu"
 
@@ -102,7 +106,7 @@ def _table(tensor: Tensor, entries: Sequence[npt.NDArray[np.int64]]) -> Table | 
     if all(owners[i, i] for i, needed in enumerate(told) if needed and i < len(ids)) and len(ids) >= len(entries):
         for i in range(len(entries)):  # in the order of the batch: so the rows of the empty ones are known too
             owners[i, i] = True
-    places = places_of(tensor, range(tensor.dim() - 1))
+    places = places_of(tensor, range(tensor.dim()))
     if places is None and tensor.numel() > MOST_SHARED_ENTRIES:
         return None
     addresses = None if places is not None else _addresses_of(tensor).reshape(ids.shape)
@@ -132,7 +136,7 @@ def lengths_among(tensors: Iterable[Tensor], owners: Sequence[Owner]) -> tuple[t
     """The extents of tensors that hold nothing but the lengths of the sequences, or their sums: they name no block."""
     lengths = [np.array([len(o.slots) for o in owners]), np.array([o.query_len for o in owners])]
     known = [*lengths, *(np.concatenate([[0], np.cumsum(numbers)]) for numbers in lengths)]
-    integers = (tensor for tensor in tensors if _holds_integers(tensor) and tensor.dim() == 1)
+    integers = (tensor for tensor in tensors if holds_integers(tensor) and tensor.dim() == 1)
     return tuple(extent(t) for t in integers if any(np.array_equal(t.numpy(), numbers) for numbers in known))
 
 
@@ -153,7 +157,7 @@ class Program:
         """Active lanes of a load, `first` and `last` of them the lowest and the highest address."""
         for table in self.tables:
             if first < table.end and last + width > table.start:
-                rows = np.unique(table.rows_at(addresses, width))
+                rows = np.unique(table.entries_at(addresses, width)[0])
                 owners = np.flatnonzero(table.owners[rows[rows != NOWHERE]].any(0))
                 self.owners = self.owners.union(owners.tolist())
 
@@ -162,14 +166,19 @@ class Program:
         if self.tables:
             self.told.append((addresses, width, values))
 
-    def told_elsewhere(self) -> npt.NDArray[np.int64]:
-        """The integers that came from no row of a sequence in a table."""
-        found = [np.zeros(0, dtype=np.int64)]
+    def told_elsewhere(self) -> list[tuple[Addresses, npt.NDArray[np.int64]]]:
+        """The integers that came from no row of a sequence in a table, with their addresses; a pair for each load."""
+        found = []
         for addresses, width, values in self.told:
             here = np.zeros(addresses.shape, dtype=np.bool_)
             for table in self.tables:
                 here |= table.told_here(addresses, width)
             for start, end in self.lengths:
                 here |= (addresses >= start) & (addresses < end)
-            found.append(values[~here])
-        return np.concatenate(found)
+            found.append((addresses[~here], values[~here]))
+        return [pair for pair in found if pair[0].size]
+
+    def entries_read(self, owner: int, block: int) -> set[int]:
+        """The columns of the rows of a sequence that it has read and that name a block."""
+        loads = ((table, addresses) for table in self.tables for addresses, _, _ in self.told)
+        return {column for table, addresses in loads for column in table.columns_at(addresses, owner, block)}

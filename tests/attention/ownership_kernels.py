@@ -176,6 +176,19 @@ def greedy_kernel(out, keys, tables, lens, stride_block, stride_row, WIDTH: tl.c
     tl.store(out + row, tl.sum(tl.sum(tl.where(token < tl.load(lens + row), tile, 0.0), 1), 0))
 
 
+@triton.jit
+def told_kernel(out, keys, tables, told, count, POINTERS: tl.constexpr, FACTOR: tl.constexpr):
+    """The first row's table, of which nothing comes; then the keys at a list of places."""
+    total = tl.load(tables) * 0.0
+    for i in range(count):
+        place = tl.load(told + i)
+        if POINTERS:
+            total += tl.load(place.to(tl.pointer_type(tl.float32)))
+        else:
+            total += tl.load(keys + place * FACTOR)
+    tl.store(out, total)
+
+
 def by_rows(batch: Batch, tables: Tensor | None = None) -> Tensor:
     tables = batch.tables if tables is None else tables
     out, (stride_row, stride_entry) = torch.zeros(len(batch.lens)), tables.stride()[-2:]

@@ -4,9 +4,11 @@ what reaches into a neighbour's slots is, with the line, the row and the reason.
 
 import inspect
 import os
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
 from paged_ref.layouts import Layout
+from properties.attention import guard
 from properties.attention.buffers import PoolMemory
 from properties.attention.guard import KernelFault, guarded
 from properties.attention.ownership import Owner, owner_of
@@ -155,7 +158,7 @@ def test_a_neighbours_slot_by_wrong_arithmetic_is_reported() -> None:
     message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [0, 0, 0, 0], shift=1))
 
     assert "the first in block 6, offset 0 (slot 24), which belongs to row 1" in message
-    assert "No entry of that names the block: its address is computed wrongly" in message
+    assert "No entry that it has read names the block: the address is computed wrongly" in message
 
 
 def test_the_next_program_has_not_read_what_the_last_one_has() -> None:
@@ -238,3 +241,95 @@ def test_without_a_known_table_a_program_is_held_to_what_any_row_owns(lengths: t
         kernels.csr_kernel[(4,)](out, batch.keys, *batch.csr(), lens, batch.keys.stride(0), 8, SIZE)
 
     assert (float(out[0]) != _sums(batch)[0]) is not faulty
+
+
+def _drawn(seed: int) -> Batch:
+    """Up to five rows, some with a common beginning or of length 0; behind the last blocks any ids of the pool. In half of
+    the batches all blocks are full, and these ids their own.
+    """
+    rng, full = random.Random(seed), seed % 2 == 0
+    blocks, tables, lengths = rng.sample(range(10), 10), [], []
+    for _ in range(rng.randint(1, 5)):
+        parent = rng.randrange(len(tables)) if tables and rng.random() < 0.4 else None
+        prefix = [] if parent is None else tables[parent][: rng.randint(0, lengths[parent] // SIZE)]
+        own = [blocks.pop() for _ in range(min(len(blocks), rng.randint(0, 3), 4 - len(prefix)))]
+        held = len(prefix) + len(own)
+        lengths.append(held * SIZE - (rng.randint(0, SIZE - 1) if own and not full else 0))
+        ids = [*prefix, *own] if full and held else range(10)
+        tables.append([*prefix, *own, *(rng.choice(ids) for _ in range(4 - held))])
+    return _batch(tuple(lengths), tuple(map(tuple, tables)))
+
+
+@pytest.mark.parametrize("design", RIGHT)
+def test_no_right_kernel_is_accused_in_any_batch(design: str) -> None:
+    for seed in range(12):
+        batch = _drawn(seed)
+        with guarded(_protected(batch)):
+            sums = RIGHT[design](batch)
+        assert sums.tolist() == _sums(batch), seed
+
+
+def test_a_tile_that_is_masked_out_afterwards_is_reported_in_every_batch_in_which_it_reaches_out() -> None:
+    """Against sets of slots: those of the rows whose blocks a row of the table begins with, and what any row owns."""
+    verdicts = []
+    for seed in range(60):
+        batch, owners = _drawn(seed), _owners(_drawn(seed))
+        slots = [set(owner.slots.tolist()) for owner in owners]
+        needed = [-(-len(owner.slots) // SIZE) for owner in owners]
+        tables, reaches_out = batch.tables.tolist(), False
+        for i, row in enumerate(tables):
+            like = [q for q, table in enumerate(tables) if needed[q] and table[: needed[q]] == row[: needed[q]]]
+            mine = (
+                set().union(*slots)
+                if all(s == slots[0] for s in slots)
+                else set().union(slots[i], *(slots[q] for q in like))
+            )
+            reaches_out |= not {block * SIZE + offset for block in row for offset in range(SIZE)} <= mine
+        with guarded(_protected(batch)), pytest.raises(InterpreterError) if reaches_out else nullcontext():
+            kernels.greedy(batch)
+        verdicts.append(reaches_out)
+    assert 15 <= sum(verdicts) <= 45
+
+
+@pytest.mark.parametrize("design", ["a list of pages beside the table", "a copy made by the first program"])
+def test_what_was_told_in_another_way_is_looked_at(design: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These right kernels would be accused if block tables were the only source."""
+    batch = _batch()
+    monkeypatch.setattr(guard, "told_otherwise", lambda *_: np.zeros((), dtype=bool))
+
+    with guarded(_protected(batch)), pytest.raises(InterpreterError, match="slots of another sequence"):
+        RIGHT[design](batch)
+
+
+@pytest.mark.parametrize("spelling", ["ids", "first slots", "offsets", "slots", "addresses"])
+def test_blocks_may_be_told_in_other_words_beside_the_table(spelling: str) -> None:
+    """A program that has read the table of row 0, and reads row 1 by a list in other words."""
+    batch = _batch()
+    blocks = batch.tables[1, :3].long()
+    words = {
+        "ids": blocks,
+        "first slots": blocks * SIZE,
+        "offsets": blocks * batch.keys.stride(0),
+        "slots": (blocks[:, None] * SIZE + torch.arange(SIZE)).flatten()[:9],
+        "addresses": blocks * batch.keys.stride(0) * 4 + batch.keys.data_ptr(),
+    }[spelling]
+    tokens = [1, 1, 1] if spelling != "slots" else [1] * 9
+    out = torch.zeros(1)
+
+    def call(told: Tensor) -> None:
+        kernels.told_kernel[(1,)](
+            out, batch.keys, batch.tables, told, len(tokens), spelling == "addresses", _factor(spelling)
+        )
+
+    with guarded(_protected(batch)):
+        call(words)
+    assert out.item() == float(
+        batch.keys[blocks, 0].sum() if spelling != "slots" else batch.keys.flatten()[words].sum()
+    )
+    with guarded(_protected(batch)), pytest.raises(InterpreterError, match="slots of another sequence"):
+        call(torch.full_like(words, int(words[1])))  # one number that happens to be right
+
+
+def _factor(spelling: str) -> int:
+    """What a kernel multiplies the words by to get an offset in elements."""
+    return SIZE if spelling == "ids" else 1

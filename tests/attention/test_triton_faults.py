@@ -1,5 +1,6 @@
 """Each classic bug of a Triton kernel is caught in the interpreter, by its clause, and the guard names the line."""
 
+import inspect
 import os
 
 import pytest
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from properties.attention.cases import CopyCase, ReadCase, Row, StoreCase
 from properties.attention.judges import judge
-from tests.attention.triton_faults import CopyByAddress, PassesOn, PeeksAtTheFirstBlock, SmallTriton, StoreInWords
+from tests.attention.triton_faults import CopyByAddress, PassesOn, Peeks, SmallTriton, StoreInWords, peek_kernel
 
 CASE = ReadCase(
     operation="decode",
@@ -71,10 +72,58 @@ def test_a_block_before_the_window_is_not_the_sequences_any_more(window: int | N
     """Of 13 tokens in blocks of 4 a window of 10 sees the last of the first block."""
     case = replace(CASE, rows=(Row(key=0, context_len=13, table=(5, 1, 6, 3)),), window=window, num_splits=None)
 
-    findings = judge(PeeksAtTheFirstBlock(), case).findings
+    findings = judge(Peeks(), case).findings
 
     assert [finding.property for finding in findings] == broken
     assert all("peek_kernel" in finding.message or "triton_faults.py:" in finding.message for finding in findings)
+
+
+@pytest.mark.parametrize("operation", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("target", "clue"),
+    [
+        (Peeks(behind=True), "Entry 1 of the block table of row 1 names that block, behind its last one"),
+        (Peeks(shift=1), "No entry that it has read names the block"),
+    ],
+    ids=["an entry behind the last block", "the next block"],
+)
+def test_a_neighbours_slot_that_is_loaded_and_not_used_is_caught(
+    target: Peeks, clue: str, operation: Literal["decode", "prefill"]
+) -> None:
+    """Whatever is in the pool; the answer is right, and the block is owned by another row of the batch."""
+    case = replace(CASE, operation=operation, padding="foreign", num_splits=None)
+    line = (
+        inspect.getsource(peek_kernel.fn).split("# the peek")[0].count("\n") + inspect.getsourcelines(peek_kernel.fn)[1]
+    )
+
+    findings = judge(target, case).findings
+    alone = judge(target, replace(case, rows=case.rows[:1], padding="zero")).findings
+
+    assert [finding.property for finding in findings] == ["READ-2"]
+    assert f"triton_faults.py:{line}: a load touches 1 element of the key cache" in findings[0].message
+    assert (
+        "slots of another sequence), the first in block 1, offset 0 (slot 4), which belongs to row 0"
+        in findings[0].message
+    )
+    assert (
+        "program (1, 0, 0) has read the block table of row 1 (1 token in blocks [0]) alone by then"
+        in findings[0].message
+    )
+    assert clue in findings[0].message
+    assert alone == []
+
+
+@pytest.mark.parametrize("pool_form", ["separate", "interleaved"])
+def test_large_pools_are_guarded_too(pool_form: Literal["separate", "interleaved"]) -> None:
+    """800 thousand elements; what is loaded and not used is zero, so that no answer is wrong."""
+    case = replace(CASE, num_blocks=2**12, rows=CASE.rows[:1], poison_v="zero", pool_form=pool_form)
+
+    findings = judge(SmallTriton(mask_values=False), case).findings
+
+    assert judge(SmallTriton(), case).findings == []
+    assert [finding.property for finding in findings] == ["READ-2"]
+    assert "of the value cache that this call must not touch (slots that no sequence owns)" in findings[0].message
+    assert "the first in block 0, offset " in findings[0].message
 
 
 def test_the_guard_names_the_line_of_the_kernel() -> None:

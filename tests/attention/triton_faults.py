@@ -235,19 +235,27 @@ class PassesOn(SmallTriton):
 
 
 @triton.jit
-def peek_kernel(out_ptr, k_ptr, table_ptr, width, stride_block):
-    block = tl.load(table_ptr + tl.program_id(0) * width).to(tl.int64)
-    tl.store(out_ptr + tl.program_id(0), tl.load(k_ptr + block * stride_block).to(tl.float32))
+def peek_kernel(out_ptr, k_ptr, table_ptr, column_ptr, shift, width, stride_block):
+    row = tl.program_id(0)
+    block = tl.load(table_ptr + row * width + tl.load(column_ptr + row)).to(tl.int64) + shift
+    tl.store(out_ptr + row, tl.load(k_ptr + block * stride_block).to(tl.float32))  # the peek
 
 
-class PeeksAtTheFirstBlock(PlainTorch):
-    """Right, but for a key of each sequence's first block that is loaded and not used."""
+class Peeks(PlainTorch):
+    """Right, but for a key of each sequence that is loaded and not used: the first one of the block that the first entry of
+    its row of the table names, or the first entry behind its last block, or of the block `shift` ids behind.
+    """
 
     name = "peeks"
     capabilities = replace(PlainTorch.capabilities, reads_only_owned=True)
 
-    def decode(self, pool: Pool, batch: Batch) -> Output:
+    def __init__(self, *, behind: bool = False, shift: int = 0) -> None:
+        self.behind, self.shift = behind, shift
+
+    def _read(self, pool: Pool, batch: Batch) -> Output:
         tables, keys = batch.padded_block_tables(), pool.flash_views()[0]
-        unused = torch.zeros(tables.shape[0])
-        peek_kernel[(tables.shape[0],)](unused, keys, tables, tables.stride(0), keys.stride(0))
-        return super().decode(pool, batch)
+        needed = torch.tensor([-(-length // batch.block_size) for length in batch.context_lens], dtype=torch.int32)
+        columns = torch.where(needed < tables.shape[1], needed, 0) if self.behind else torch.zeros_like(needed)
+        unused, strides = torch.zeros(tables.shape[0]), (tables.stride(0), keys.stride(0))
+        peek_kernel[(tables.shape[0],)](unused, keys, tables, columns, self.shift, *strides)
+        return super()._read(pool, batch)
