@@ -98,7 +98,6 @@ class Rights:
         for some in slots:
             here = some[(some >= 0) & (some < self.num_blocks * self.block_size)]
             marks[self._row[here // self.block_size], here % self.block_size] = True
-        marks[-1] = False
         return marks
 
 

@@ -9,7 +9,7 @@ another form. One that has may be told of others beside (see `hearsay`).
 Letters: S sequences, R rows of a table, W its width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,6 +140,16 @@ def lengths_among(tensors: Iterable[Tensor], owners: Sequence[Owner]) -> tuple[t
     return tuple(extent(t) for t in integers if any(np.array_equal(t.numpy(), numbers) for numbers in known))
 
 
+def _parts(
+    addresses: Addresses, width: int, values: npt.NDArray[np.int64]
+) -> Iterator[tuple[Addresses, npt.NDArray[np.int64]]]:
+    """Integers of `width` bytes, and those of 4 and of 2 bytes that they are made of."""
+    yield addresses, values
+    for size in (4, 2):
+        for offset in range(0, width if width > size else 0, size):
+            yield addresses + offset, (values >> (8 * offset)) & (2 ** (8 * size) - 1)
+
+
 @dataclass
 class Program:
     """What one index of the grid has read by now: `owners`, the sequences of the rows of tables, and other integers.
@@ -167,16 +177,19 @@ class Program:
             self.told.append((addresses, width, values))
 
     def told_elsewhere(self) -> list[tuple[Addresses, npt.NDArray[np.int64]]]:
-        """The integers that came from no row of a sequence in a table, with their addresses; a pair for each load."""
-        found = []
+        """The integers that came from no row of a sequence in a table, with their addresses; a pair for each load, and one for
+        each part of larger integers, of which each may be an entry.
+        """
+        found: list[tuple[Addresses, npt.NDArray[np.int64]]] = []
         for addresses, width, values in self.told:
             here = np.zeros(addresses.shape, dtype=np.bool_)
             for table in self.tables:
                 here |= table.told_here(addresses, width)
             for start, end in self.lengths:
                 here |= (addresses >= start) & (addresses < end)
-            found.append((addresses[~here], values[~here]))
-        return [pair for pair in found if pair[0].size]
+            if not here.all():
+                found += _parts(addresses[~here], width, values[~here])
+        return found
 
     def entries_read(self, owner: int, block: int) -> set[int]:
         """The columns of the rows of a sequence that it has read and that name a block."""

@@ -177,11 +177,27 @@ def greedy_kernel(out, keys, tables, lens, stride_block, stride_row, WIDTH: tl.c
 
 
 @triton.jit
-def told_kernel(out, keys, tables, told, count, POINTERS: tl.constexpr, FACTOR: tl.constexpr):
+def told_kernel(
+    out,
+    keys,
+    tables,
+    told,
+    count,
+    POINTERS: tl.constexpr,
+    FACTOR: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BY_ADDRESS: tl.constexpr,
+):
     """The first row's table, of which nothing comes; then the keys at a list of places."""
     total = tl.load(tables) * 0.0
+    if BY_ADDRESS:
+        told = told.to(tl.pointer_type(tl.int64))
     for i in range(count):
-        place = tl.load(told + i)
+        if PAIRS:
+            both = tl.load(told.to(tl.pointer_type(tl.int64)) + i // 2)
+            place = (both >> (i % 2 * 32)) & 0xFFFFFFFF
+        else:
+            place = tl.load(told + i)
         if POINTERS:
             total += tl.load(place.to(tl.pointer_type(tl.float32)))
         else:

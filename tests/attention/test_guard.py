@@ -320,6 +320,19 @@ def test_the_pool_is_known_whatever_pointer_reaches_it_and_slots_are_still_held_
     assert "leaves every tensor of the launch in 1 active lane, the first 0 bytes behind" in str(behind)
 
 
+def test_an_access_that_begins_before_the_pool_is_held_to_its_slots_too() -> None:
+    (pool, buffer), target = _part_of_a_buffer(), torch.zeros(32)
+    protected = _protected(pool, [0, 1], [])
+
+    with guarded((protected,)):
+        copy_kernel[(1,)](buffer, target, 18, 32, True, True)
+        fault = _fault(lambda: copy_kernel[(1,)](buffer, target, 19, 32, True, True))
+
+    assert target[:18].tolist() == [*range(18)]
+    assert "touches 1 element of the pool" in str(fault)
+    assert "(slot 2)" in str(fault)
+
+
 @pytest.mark.parametrize("unit", [torch.uint8, torch.int16, torch.float32, torch.int64])
 def test_slots_may_be_moved_in_units_that_are_no_elements(unit: torch.dtype) -> None:
     pool, source = torch.zeros(8), torch.arange(8.0)

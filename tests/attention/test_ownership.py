@@ -5,7 +5,6 @@ what reaches into a neighbour's slots is, with the line, the row and the reason.
 import inspect
 import os
 import random
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,47 +14,14 @@ import torch
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels are compiled in this process, so there is no interpreter to guard", allow_module_level=True)
 
-from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
-from paged_ref.layouts import Layout
-from properties.attention import guard
-from properties.attention.buffers import PoolMemory
-from properties.attention.guard import KernelFault, guarded
-from properties.attention.ownership import Owner, owner_of
-from properties.attention.protection import Protected, reading
-from properties.attention.target import Pool
+from properties.attention.guard import guarded
+from properties.attention.ownership import Rights, owner_of
+from properties.attention.tables import Program, tables_among
 from tests.attention import ownership_kernels as kernels
 from tests.attention.ownership_kernels import RIGHT, SIZE, Batch
-
-LENGTHS = (6, 9, 7, 0)
-TABLES = ((5, 2, 1, 4), (1, 6, 3, 0), (5, 7, 9, 2), (1, 1, 1, 1))
-"""Row 2 begins with a block of row 0's. Behind the last blocks: one of row 1's, nobody's, nobody's, and an empty row's."""
-
-
-def _batch(lengths: tuple[int, ...] = LENGTHS, tables: tuple[tuple[int, ...], ...] = TABLES) -> Batch:
-    keys = torch.arange(1.0, 10 * SIZE + 1).reshape(10, SIZE)
-    return Batch(
-        keys, torch.zeros_like(keys), torch.tensor(tables, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
-    )
-
-
-def _owners(batch: Batch, window: int | None = None) -> list[Owner]:
-    owners = []
-    for i, (table, length) in enumerate(zip(batch.tables.tolist(), batch.lens.tolist(), strict=True)):
-        slots = [table[p // SIZE] * SIZE + p % SIZE for p in range(length)]
-        first = 0 if window is None else max(0, length - window) // SIZE * SIZE
-        owners.append(owner_of(f"row {i}", slots, first))
-    return owners
-
-
-def _protected(batch: Batch, window: int | None = None) -> tuple[Protected, ...]:
-    caches = (cache.view(*cache.shape, 1, 1) for cache in (batch.keys, batch.values))
-    return reading(PoolMemory(Pool(*caches, Layout.FLASH), ()), _owners(batch, window), SIZE, strict=True)
-
-
-def _sums(batch: Batch) -> list[float]:
-    return [float(batch.keys.flatten()[owner.slots].sum()) for owner in _owners(batch)]
+from tests.attention.ownership_scene import batch_of, fault_of, owners_of, protected_by, sums_of
 
 
 def _line_of(kernel: object, comment: str) -> int:
@@ -63,73 +29,63 @@ def _line_of(kernel: object, comment: str) -> int:
     return start + next(i for i, line in enumerate(lines) if comment in line)
 
 
-def _fault(batch: Batch, call: Callable[[], Tensor], window: int | None = None) -> str:
-    """What the guard says of a kernel, whose result is right."""
-    assert call().tolist() == _sums(batch)
-    with pytest.raises(InterpreterError) as caught, guarded(_protected(batch, window)):
-        call()
-    assert isinstance(caught.value.__cause__, KernelFault)
-    assert caught.value.__cause__.kind == "load"
-    return str(caught.value.__cause__)
-
-
 @pytest.mark.parametrize("design", RIGHT)
 def test_no_right_kernel_is_accused(design: str) -> None:
-    batch = _batch()
+    batch = batch_of()
 
-    with guarded(_protected(batch)) as watch:
+    with guarded(protected_by(batch)) as watch:
         sums = RIGHT[design](batch)
 
-    assert sums.tolist() == _sums(batch)
+    assert sums.tolist() == sums_of(batch)
     assert watch.num_checks > 4
 
 
 def test_a_common_beginning_may_be_read_through_the_table_of_one_row() -> None:
-    batch = _batch((6, 7, 9), ((5, 2, 0, 4), (5, 7, 9, 2), (5, 1, 6, 3)))
+    batch = batch_of((6, 7, 9), ((5, 2, 0, 4), (5, 7, 9, 2), (5, 1, 6, 3)))
 
-    with guarded(_protected(batch)):
+    with guarded(protected_by(batch)):
         sums = kernels.shared_prefix(batch)
 
-    assert sums.tolist() == _sums(batch)
+    assert sums.tolist() == sums_of(batch)
 
 
 def test_a_common_beginning_that_is_before_the_window_of_that_row_may_be_read_too() -> None:
     """Row 0 may have given back block 5, which the two others still own."""
-    batch = _batch((9, 6, 7), ((5, 2, 0, 4), (5, 7, 9, 2), (5, 1, 6, 3)))
+    batch = batch_of((9, 6, 7), ((5, 2, 0, 4), (5, 7, 9, 2), (5, 1, 6, 3)))
 
-    with guarded(_protected(batch, window=4)):
+    with guarded(protected_by(batch, window=4)):
         sums = kernels.shared_prefix(batch)
 
-    assert sums.tolist() == _sums(batch)
+    assert sums.tolist() == sums_of(batch)
 
 
 def test_rows_that_are_the_same_memory_are_each_others() -> None:
-    batch = _batch((6, 6, 3), ((5, 2, 1, 4),) * 3)
+    batch = batch_of((6, 6, 3), ((5, 2, 1, 4),) * 3)
 
-    with guarded(_protected(batch)):
+    with guarded(protected_by(batch)):
         sums = kernels.by_rows(batch, batch.tables[:1].expand(3, -1))
 
-    assert sums.tolist() == _sums(batch)
+    assert sums.tolist() == sums_of(batch)
 
 
 def test_a_table_whose_rows_overlap_gives_every_row_that_an_entry_lies_in() -> None:
     """Windows over one list of pages: the second row begins with the second page."""
     pages = torch.tensor([5, 2, 1, 6, 3], dtype=torch.int32)
-    batch = _batch((8, 8, 8), ((5, 2, 1), (2, 1, 6), (1, 6, 3)))
+    batch = batch_of((8, 8, 8), ((5, 2, 1), (2, 1, 6), (1, 6, 3)))
 
-    with guarded(_protected(batch)):
+    with guarded(protected_by(batch)):
         sums = kernels.by_rows(batch, pages.as_strided((3, 3), (1, 1)))
 
-    assert sums.tolist() == _sums(batch)
+    assert sums.tolist() == sums_of(batch)
 
 
 @pytest.mark.parametrize("form", ["plain", "64 bits", "view", "columns"])
 def test_an_entry_behind_the_last_block_that_is_another_rows_block_is_reported(form: str) -> None:
-    batch = _batch()
+    batch = batch_of()
     forms = {"plain": batch.tables, "64 bits": batch.tables.long(), "view": kernels.padded(batch.tables)}
     tables = forms.get(form, batch.tables)
 
-    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [2, 0, 0, 0], tables=tables))
+    message = fault_of(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [2, 0, 0, 0], tables=tables))
 
     assert (
         f"ownership_kernels.py:{_line_of(kernels.peeking_kernel, 'the foreign key')}: a load touches 1 element"
@@ -142,20 +98,21 @@ def test_an_entry_behind_the_last_block_that_is_another_rows_block_is_reported(f
 
 
 def test_an_entry_behind_the_last_column_of_a_view_is_no_licence() -> None:
-    """The table is a view of a larger one, in whose next column another row's block stands."""
-    batch = _batch()
-    larger = torch.cat([batch.tables[:, :3], torch.ones(4, 1, dtype=torch.int32)], 1)
+    """The table is a view of a larger one, in whose next column another row's block stands; its last row is nobody's."""
+    batch = batch_of()
+    rows = torch.cat([batch.tables[:, :3], torch.zeros(1, 3, dtype=torch.int32)])
+    larger = torch.cat([rows, torch.ones(5, 1, dtype=torch.int32)], 1)
     tables = larger[:, :3]
 
-    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [3, 0, 0, 0], tables=tables))
+    message = fault_of(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [3, 0, 0, 0], tables=tables))
 
     assert "which belongs to row 1; program (0, 0, 0) has read the block table of row 0" in message
 
 
 def test_a_neighbours_slot_by_wrong_arithmetic_is_reported() -> None:
-    batch = _batch()
+    batch = batch_of()
 
-    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [0, 0, 0, 0], shift=1))
+    message = fault_of(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [0, 0, 0, 0], shift=1))
 
     assert "the first in block 6, offset 0 (slot 24), which belongs to row 1" in message
     assert "No entry that it has read names the block: the address is computed wrongly" in message
@@ -163,9 +120,9 @@ def test_a_neighbours_slot_by_wrong_arithmetic_is_reported() -> None:
 
 def test_the_next_program_has_not_read_what_the_last_one_has() -> None:
     """Program 0 reads block 5 of its own row, as entry 1 + 4; program 1 does the same, and the block is not its own."""
-    batch = _batch()
+    batch = batch_of()
 
-    message = _fault(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [2, 0, 0, 0], shift=4))
+    message = fault_of(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [2, 0, 0, 0], shift=4))
 
     assert "block 5, offset 0 (slot 20), which belongs to row 0 and row 2; program (1, 0, 0) has read" in message
     assert "the block table of row 1 (9 tokens in blocks [1, 6, 3]) alone by then" in message
@@ -173,18 +130,18 @@ def test_the_next_program_has_not_read_what_the_last_one_has() -> None:
 
 def test_a_row_that_is_read_may_be_used() -> None:
     """The same load is right once the program has read the row of the owner."""
-    batch = _batch()
+    batch = batch_of()
 
-    with guarded(_protected(batch)):
+    with guarded(protected_by(batch)):
         sums = kernels.peeking(batch, [1, 0, 0, 1], [1, 1, 0, 2])
 
-    assert sums.tolist() == _sums(batch)
+    assert sums.tolist() == sums_of(batch)
 
 
 def test_a_tile_that_is_masked_out_afterwards_is_reported() -> None:
-    batch = _batch((8, 12), ((5, 2, 1, 1), (1, 6, 3, 3)))
+    batch = batch_of((8, 12), ((5, 2, 1, 1), (1, 6, 3, 3)))
 
-    message = _fault(batch, lambda: kernels.greedy(batch))
+    message = fault_of(batch, lambda: kernels.greedy(batch))
 
     assert f"ownership_kernels.py:{_line_of(kernels.greedy_kernel, 'the unmasked load')}: " in message
     assert "a load touches 8 elements of the key cache" in message
@@ -193,9 +150,9 @@ def test_a_tile_that_is_masked_out_afterwards_is_reported() -> None:
 
 def test_the_tail_of_a_block_that_another_row_fills_is_reported() -> None:
     """Both rows have block 5, of which row 0 has two tokens and row 1 all four."""
-    batch = _batch((6, 10), ((2, 5, 2, 2), (2, 5, 1, 1)))
+    batch = batch_of((6, 10), ((2, 5, 2, 2), (2, 5, 1, 1)))
 
-    message = _fault(batch, lambda: kernels.greedy(batch))
+    message = fault_of(batch, lambda: kernels.greedy(batch))
 
     assert "a load touches 2 elements" in message
     assert "block 5, offset 2 (slot 22), which belongs to row 1" in message
@@ -224,9 +181,9 @@ def test_the_tail_of_a_block_that_another_row_fills_is_reported() -> None:
     ids=["tail", "before the window", "entry of nobody's block"],
 )
 def test_nobodys_slot_is_said_to_be_near_what(lengths: tuple[int, ...], window: int | None, clue: str) -> None:
-    batch = _batch(lengths, ((5, 2, 4, 4), (1, 6, 3, 0)))
+    batch = batch_of(lengths, ((5, 2, 4, 4), (1, 6, 3, 0)))
 
-    assert clue in _fault(batch, lambda: kernels.greedy(batch), window)
+    assert clue in fault_of(batch, lambda: kernels.greedy(batch), window)
 
 
 @pytest.mark.parametrize(
@@ -234,13 +191,13 @@ def test_nobodys_slot_is_said_to_be_near_what(lengths: tuple[int, ...], window: 
 )
 def test_without_a_known_table_a_program_is_held_to_what_any_row_owns(lengths: tuple[int, ...], faulty: bool) -> None:
     """A list of pages, of which row 0 reads one too many, the first one of row 1; or row 2 a slot too many."""
-    batch = _batch((8, 9, 7, 0))
+    batch = batch_of((8, 9, 7, 0))
     out, lens = torch.zeros(4), torch.tensor(lengths, dtype=torch.int32)
 
-    with guarded(_protected(batch)), pytest.raises(InterpreterError, match="no seq") if faulty else nullcontext():
+    with guarded(protected_by(batch)), pytest.raises(InterpreterError, match="no seq") if faulty else nullcontext():
         kernels.csr_kernel[(4,)](out, batch.keys, *batch.csr(), lens, batch.keys.stride(0), 8, SIZE)
 
-    assert (float(out[0]) != _sums(batch)[0]) is not faulty
+    assert (float(out[0]) != sums_of(batch)[0]) is not faulty
 
 
 def _drawn(seed: int) -> Batch:
@@ -257,23 +214,23 @@ def _drawn(seed: int) -> Batch:
         lengths.append(held * SIZE - (rng.randint(0, SIZE - 1) if own and not full else 0))
         ids = [*prefix, *own] if full and held else range(10)
         tables.append([*prefix, *own, *(rng.choice(ids) for _ in range(4 - held))])
-    return _batch(tuple(lengths), tuple(map(tuple, tables)))
+    return batch_of(tuple(lengths), tuple(map(tuple, tables)))
 
 
 @pytest.mark.parametrize("design", RIGHT)
 def test_no_right_kernel_is_accused_in_any_batch(design: str) -> None:
     for seed in range(12):
         batch = _drawn(seed)
-        with guarded(_protected(batch)):
+        with guarded(protected_by(batch)):
             sums = RIGHT[design](batch)
-        assert sums.tolist() == _sums(batch), seed
+        assert sums.tolist() == sums_of(batch), seed
 
 
 def test_a_tile_that_is_masked_out_afterwards_is_reported_in_every_batch_in_which_it_reaches_out() -> None:
     """Against sets of slots: those of the rows whose blocks a row of the table begins with, and what any row owns."""
     verdicts = []
     for seed in range(60):
-        batch, owners = _drawn(seed), _owners(_drawn(seed))
+        batch, owners = _drawn(seed), owners_of(_drawn(seed))
         slots = [set(owner.slots.tolist()) for owner in owners]
         needed = [-(-len(owner.slots) // SIZE) for owner in owners]
         tables, reaches_out = batch.tables.tolist(), False
@@ -285,51 +242,62 @@ def test_a_tile_that_is_masked_out_afterwards_is_reported_in_every_batch_in_whic
                 else set().union(slots[i], *(slots[q] for q in like))
             )
             reaches_out |= not {block * SIZE + offset for block in row for offset in range(SIZE)} <= mine
-        with guarded(_protected(batch)), pytest.raises(InterpreterError) if reaches_out else nullcontext():
+        with guarded(protected_by(batch)), pytest.raises(InterpreterError) if reaches_out else nullcontext():
             kernels.greedy(batch)
         verdicts.append(reaches_out)
     assert 15 <= sum(verdicts) <= 45
 
 
-@pytest.mark.parametrize("design", ["a list of pages beside the table", "a copy made by the first program"])
-def test_what_was_told_in_another_way_is_looked_at(design: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These right kernels would be accused if block tables were the only source."""
-    batch = _batch()
-    monkeypatch.setattr(guard, "told_otherwise", lambda *_: np.zeros((), dtype=bool))
+def test_the_row_of_a_sequence_without_tokens_allows_nothing() -> None:
+    batch = batch_of()
 
-    with guarded(_protected(batch)), pytest.raises(InterpreterError, match="slots of another sequence"):
-        RIGHT[design](batch)
+    message = fault_of(batch, lambda: kernels.peeking(batch, [0, 1, 2, 3], [0, 0, 0, 0]))
 
-
-@pytest.mark.parametrize("spelling", ["ids", "first slots", "offsets", "slots", "addresses"])
-def test_blocks_may_be_told_in_other_words_beside_the_table(spelling: str) -> None:
-    """A program that has read the table of row 0, and reads row 1 by a list in other words."""
-    batch = _batch()
-    blocks = batch.tables[1, :3].long()
-    words = {
-        "ids": blocks,
-        "first slots": blocks * SIZE,
-        "offsets": blocks * batch.keys.stride(0),
-        "slots": (blocks[:, None] * SIZE + torch.arange(SIZE)).flatten()[:9],
-        "addresses": blocks * batch.keys.stride(0) * 4 + batch.keys.data_ptr(),
-    }[spelling]
-    tokens = [1, 1, 1] if spelling != "slots" else [1] * 9
-    out = torch.zeros(1)
-
-    def call(told: Tensor) -> None:
-        kernels.told_kernel[(1,)](
-            out, batch.keys, batch.tables, told, len(tokens), spelling == "addresses", _factor(spelling)
-        )
-
-    with guarded(_protected(batch)):
-        call(words)
-    assert out.item() == float(
-        batch.keys[blocks, 0].sum() if spelling != "slots" else batch.keys.flatten()[words].sum()
+    assert (
+        "belongs to row 1; program (3, 0, 0) has read the block table of row 3 (0 tokens in blocks []) alone" in message
     )
-    with guarded(_protected(batch)), pytest.raises(InterpreterError, match="slots of another sequence"):
-        call(torch.full_like(words, int(words[1])))  # one number that happens to be right
 
 
-def _factor(spelling: str) -> int:
-    """What a kernel multiplies the words by to get an offset in elements."""
-    return SIZE if spelling == "ids" else 1
+def test_a_launch_within_a_launch_does_not_make_the_tables_forgotten() -> None:
+    batch, others = batch_of(), torch.zeros(4)
+
+    def launch(*_: object, **__: object) -> None:
+        kernels.told_kernel[(1,)](others, others, others, batch.lens, 0, False, 1, False, False)
+
+    kernels.peeking_kernel.pre_run_hooks.append(launch)
+    try:
+        message = fault_of(batch, lambda: kernels.peeking(batch, [0, 1, 2, 0], [2, 0, 0, 0]))
+    finally:
+        kernels.peeking_kernel.pre_run_hooks.clear()
+
+    assert "slots of another sequence), the first in block 1" in message
+
+
+@pytest.mark.parametrize(("width", "rows"), [(4, [0]), (8, [0, 1])])
+def test_of_a_load_of_several_entries_each_is_read(width: int, rows: list[int]) -> None:
+    tables = torch.tensor([[5, 2, 4], [1, 6, 3]], dtype=torch.int32)
+    owners = [owner_of("row 0", [*range(20, 24), 8]), owner_of("row 1", [4, 5])]
+    (table,) = tables_among([tables, tables.float(), tables[0], tables[:1]], Rights(10, SIZE, owners))
+    program = Program((0, 0, 0), (table,))
+    last = table.start + 2 * 4
+
+    program.reads(np.array([last]), width, last, last)
+
+    assert sorted(program.owners) == rows
+
+
+def test_an_entry_of_a_block_that_was_given_back_may_be_anything() -> None:
+    tables = torch.tensor([[-1, 2], [7, 6]], dtype=torch.int32)
+    rights = Rights(10, SIZE, [owner_of("row 0", [*range(20, 24), 8], first_kept=4), owner_of("row 1", [28, 29])])
+
+    assert len(tables_among([tables], rights)) == 1
+    assert tables_among([tables + 1], rights) == ()
+
+
+def test_what_was_before_the_window_is_allowed_where_it_is_somebody_elses_alone() -> None:
+    """Row 1 has the first two tokens of block 5."""
+    rights = Rights(10, SIZE, [owner_of("row 0", [*range(20, 24), 8], first_kept=4), owner_of("row 1", [20, 21])])
+
+    allowed = rights.allowed(np.array([5, 5, 5, 2, 2]), np.array([0, 1, 2, 0, 1]), frozenset([0]))
+
+    assert allowed.tolist() == [True, True, False, True, False]

@@ -122,6 +122,17 @@ def test_what_may_be_touched_costs_what_is_owned_and_not_the_pool() -> None:
     assert sum(array.nbytes for array in vars(part.readable).values() if isinstance(array, np.ndarray)) < 2**23
 
 
+def test_an_access_that_is_no_element_is_seen_from_both_its_ends() -> None:
+    places = places_of(torch.zeros(4, 2), (0, 1))
+    assert places is not None
+    start = places.start
+
+    assert places.offsets_of(np.array([start, start + 8]), 4) == [0]
+    assert places.offsets_of(np.array([start, start + 6]), 4) == [0, 3]
+    assert places.offsets_of(np.array([start]), 1) == [0]
+    assert places.offsets_of(np.array([start]), 16) == [0, 4, 8, 12, 15]
+
+
 def test_a_store_may_touch_what_is_listed() -> None:
     geometry = Geometry(4, 2, 1, 8, torch.float32, Layout.FLASH)
     pool = allocate(geometry, "interleaved", "cpu", 0).pool
