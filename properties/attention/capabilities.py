@@ -56,7 +56,7 @@ class AttentionCapabilities(msgspec.Struct, frozen=True, kw_only=True, forbid_un
             before any is written.
         tf32: float32 products are rounded to TF32.
         reads_only_owned: not even a masked-out value is loaded from a slot that the sequence does not own; the
-            interpreter guard holds it to that.
+            interpreter guard holds each program to that, by the rows of the block table that it has read.
         promises: "READ-3P", "READ-5P": bit-exact placement and batch invariance.
     """
 

@@ -39,8 +39,8 @@ class CacheCapabilities(Capabilities, frozen=True, kw_only=True, forbid_unknown_
         shapes: where not empty, the only combinations of (KV heads, ratio, head size, dtype) that are generated: a target that
             compiles for each has few of them.
         tf32: float32 products are rounded to TF32.
-        reads_only_owned: not even a masked-out value is loaded from a slot that the rows do not own; the interpreter guard
-            holds it to that.
+        reads_only_owned: not even a masked-out value is loaded from a slot that the sequence does not own; the interpreter
+            guard holds each program to that, by the rows of the block table that it has read.
         effort: share of the usual number of traces that `pytest properties` runs: below 1 for a slow target.
     """
 
