@@ -102,7 +102,8 @@ def attend(
     q, k_ptr, v_ptr, table_ptr, length, first_tile, last_tile, scale_log2,
     stride_kb, stride_kt, stride_vb, stride_vt,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr,
-    ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    ALIGN: tl.constexpr, WIDE_PAGES: tl.constexpr, BF16_BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted values over tiles [first_tile, last_tile): unnormalised acc [M, D], maximum and sum [M]."""
     m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -114,11 +115,15 @@ def attend(
         visible = position < length
         if WINDOW > 0:
             visible &= position >= length - WINDOW
-        k_offsets = token_offsets(table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, True)
+        k_offsets = token_offsets(
+            table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, WIDE_PAGES, True
+        )
         if SAME_STRIDES:
             v_offsets = k_offsets
         else:
-            v_offsets = token_offsets(table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, True)
+            v_offsets = token_offsets(
+                table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, WIDE_PAGES, True
+            )
         # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
         k = load_tile(k_ptr, k_offsets, visible, HEAD_DIM, BLOCK_D, BF16_BITS, True)
         v = load_tile(v_ptr, v_offsets, visible, HEAD_DIM, BLOCK_D, BF16_BITS, True)
@@ -134,42 +139,42 @@ def attend(
 
 
 @triton.jit
-def heads_of(pair, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Query heads [ROWS], int64, of a pair's first ROWS rows, and which of them there are."""
+def heads_of(pair, first_row, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Query heads [ROWS], int64, of a pair's rows from first_row on, and which of them there are."""
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
-    head_in_group = pair % HEAD_TILES * BLOCK_M + tl.arange(0, ROWS)
+    head_in_group = pair % HEAD_TILES * BLOCK_M + first_row + tl.arange(0, ROWS)
     return (pair // HEAD_TILES).to(tl.int64) * GROUP + head_in_group, head_in_group < GROUP
 
 
 @triton.jit
 def write_rows(
-    out_ptr, lse_ptr, acc, lse, seq, pair, stride_os, stride_oh,
+    out_ptr, lse_ptr, acc, lse, seq, pair, first_row, stride_os, stride_oh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WITH_LSE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    ALIGN_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Writes out, and the LSE in base e, of one (sequence, pair): of acc [ROWS, BLOCK_D], lse [ROWS] in base 2."""
+    """Writes out, and the LSE in base e, of rows of one (sequence, pair): of acc [ROWS, BLOCK_D], lse [ROWS] in base 2."""
     dim = tl.arange(0, BLOCK_D)
-    head, in_group = heads_of(pair, GROUP, ROWS, BLOCK_M)
+    head, in_group = heads_of(pair, first_row, GROUP, ROWS, BLOCK_M)
     in_rows = in_group[:, None] & (dim < HEAD_DIM)[None, :]
-    out_offsets = seq * stride_os + head[:, None] * stride_oh + dim[None, :]
-    tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_rows)
+    out_offsets = tl.multiple_of(seq * stride_os + head * stride_oh, ALIGN_ROWS)
+    tl.store(out_ptr + out_offsets[:, None] + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=in_rows)
     if WITH_LSE:
         tl.store(lse_ptr + seq * (NUM_KV_HEADS * GROUP) + head, lse * 0.6931471805599453, mask=in_group)
 
 
 @triton.jit
 def merge(
-    part_ptr, part_lse_ptr, first_slot, stride_piece, num_splits, pair,
+    part_ptr, part_lse_ptr, first_slot, stride_piece, num_splits, pair, first_row,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The pieces of one (sequence, pair) as one: [ROWS, BLOCK_D], and its LSE [ROWS], in base 2.
+    """The pieces of rows of one (sequence, pair) as one: [ROWS, BLOCK_D], and its LSE [ROWS], in base 2.
 
     PARTS pieces are read at a time. They were written by other multiprocessors, hence past the first-level cache (.cg).
     """
     dim = tl.arange(0, BLOCK_D)
-    _, in_group = heads_of(pair, GROUP, ROWS, BLOCK_M)
-    slot = first_slot + tl.arange(0, ROWS)
+    _, in_group = heads_of(pair, first_row, GROUP, ROWS, BLOCK_M)
+    slot = first_slot + first_row + tl.arange(0, ROWS)
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     norm = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
@@ -201,11 +206,15 @@ def decode_kernel(
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, PLANNED: tl.constexpr, SPLIT: tl.constexpr, WITH_LSE: tl.constexpr,
-    SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, PDL: tl.constexpr, MIN_TILES: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, WIDE_PAGES: tl.constexpr, ALIGN_ROWS: tl.constexpr,
+    BF16_BITS: tl.constexpr, PDL: tl.constexpr, MIN_TILES: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """One piece of one (sequence, pair): into out if it has no other; else into part, and the last one merges them."""
+    """One piece of one (sequence, pair): into out if it has no other; else into part, and the last one merges them.
+
+    MERGE_ROWS rows are merged at a time, of MERGE_PARTS pieces at a time.
+    """
     HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     PAIRS: tl.constexpr = NUM_KV_HEADS * HEAD_TILES
     if PDL:
@@ -230,21 +239,23 @@ def decode_kernel(
 
     dim = tl.arange(0, BLOCK_D)
     seq_64, kv_head = seq.to(tl.int64), (pair // HEAD_TILES).to(tl.int64)
-    head, in_group = heads_of(pair, GROUP, BLOCK_M, BLOCK_M)
+    head, in_group = heads_of(pair, 0, GROUP, BLOCK_M, BLOCK_M)
     in_rows = in_group[:, None] & (dim < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + seq_64 * stride_qs + head[:, None] * stride_qh + dim[None, :], mask=in_rows, other=0)
+    q_offsets = tl.multiple_of(seq_64 * stride_qs + head * stride_qh, ALIGN_ROWS)
+    q = tl.load(q_ptr + q_offsets[:, None] + dim[None, :], mask=in_rows, other=0)
     acc, m, norm = attend(
-        q, k_ptr + kv_head * stride_kh, v_ptr + kv_head * stride_vh, table_ptr + seq_64 * stride_table,
+        q, k_ptr + tl.multiple_of(kv_head * stride_kh, ALIGN), v_ptr + tl.multiple_of(kv_head * stride_vh, ALIGN),
+        table_ptr + seq_64 * stride_table,
         length, begin, end, scale_log2, stride_kb, stride_kt, stride_vb, stride_vt,
-        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, BLOCK_M, BLOCK_N, BLOCK_D,
+        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, WIDE_PAGES, BF16_BITS, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     divisor = tl.where(norm == 0, 1.0, norm)  # nothing read: zeros, and an LSE of -inf since m is -inf
     lse = m + tl.log2(divisor)
     acc = acc / divisor[:, None]
     if (not SPLIT) or (PLANNED and num_splits == 1):
         write_rows(
-            out_ptr, lse_ptr, acc, lse, seq_64, pair, stride_os, stride_oh,
-            NUM_KV_HEADS, GROUP, HEAD_DIM, WITH_LSE, BLOCK_M, BLOCK_M, BLOCK_D,
+            out_ptr, lse_ptr, acc, lse, seq_64, pair, 0, stride_os, stride_oh,
+            NUM_KV_HEADS, GROUP, HEAD_DIM, WITH_LSE, ALIGN_ROWS, BLOCK_M, BLOCK_M, BLOCK_D,
         )  # fmt: skip
     else:
         first_slot = tl.program_id(0).to(tl.int64) * BLOCK_M
@@ -255,14 +266,16 @@ def decode_kernel(
         counter = counter_ptr + seq_64 * PAIRS + pair
         if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
             tl.store(counter, 0)
-            merged, merged_lse = merge(
-                part_ptr, part_lse_ptr, first_slot - piece.to(tl.int64) * (PAIRS * BLOCK_M), PAIRS * BLOCK_M, num_splits, pair,
-                GROUP, HEAD_DIM, MERGE_ROWS, BLOCK_M, BLOCK_D, MERGE_PARTS,
-            )  # fmt: skip
-            write_rows(
-                out_ptr, lse_ptr, merged, merged_lse, seq_64, pair, stride_os, stride_oh,
-                NUM_KV_HEADS, GROUP, HEAD_DIM, WITH_LSE, MERGE_ROWS, BLOCK_M, BLOCK_D,
-            )  # fmt: skip
+            first_slot -= piece.to(tl.int64) * (PAIRS * BLOCK_M)
+            for first_row in range(0, min(GROUP, BLOCK_M), MERGE_ROWS):
+                merged, merged_lse = merge(
+                    part_ptr, part_lse_ptr, first_slot, PAIRS * BLOCK_M, num_splits, pair, first_row,
+                    GROUP, HEAD_DIM, MERGE_ROWS, BLOCK_M, BLOCK_D, MERGE_PARTS,
+                )  # fmt: skip
+                write_rows(
+                    out_ptr, lse_ptr, merged, merged_lse, seq_64, pair, first_row, stride_os, stride_oh,
+                    NUM_KV_HEADS, GROUP, HEAD_DIM, WITH_LSE, ALIGN_ROWS, MERGE_ROWS, BLOCK_M, BLOCK_D,
+                )  # fmt: skip
 
 
 def decode(
@@ -337,8 +350,7 @@ def _launch(
     capacity = checks.capacity_of(block_table, k_cache)
     num_sms = runtime.num_multiprocessors(q.device)
     block_d = rules.padded_head_dim(head_dim)
-    merge_rows = min(rule.block_m, int(triton.next_power_of_2(group)))
-    merge_parts = rules.merge_parts(rule, merge_rows * block_d)
+    merge_rows, merge_parts = rules.merge_tile(rule, group, block_d, q.dtype)
     wave_pieces, num_pieces = rules.pieces(rule, pairs, num_sms)
     if num_splits is None:
         num_splits = rules.fixed_splits(rule, num_seqs, pairs, max_context, num_sms, merge_parts)
@@ -354,16 +366,19 @@ def _launch(
     kernel_out = torch.empty(q.shape, dtype=torch.float32) if bits else out
     pdl = rule.pdl and runtime.compute_capability(q.device) >= 90
     strides = [*k_cache.stride()[:3], *v_cache.stride()[:3]]
+    capped = {"maxnreg": rule.max_registers} if rule.max_registers else {}
     decode_kernel[(pairs * lanes,)](
         kernel_out, lse, parts, part_lse, counters, q, runtime.as_bits(k_cache), runtime.as_bits(v_cache),
         block_table, context_lens, scale * LOG2_E, num_seqs, capacity, num_splits or 0, wave_pieces, num_pieces,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
         PLANNED=planned, SPLIT=split, WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:],
-        ALIGN=rules.alignment(strides), BF16_BITS=bits, PDL=pdl, launch_pdl=pdl, MIN_TILES=rule.min_tiles,
+        ALIGN=rules.alignment(strides), WIDE_PAGES=rules.has_wide_pages(k_cache, v_cache), BF16_BITS=bits,
+        ALIGN_ROWS=rules.alignment([*q.stride()[:2], *kernel_out.stride()[:2]]),
+        PDL=pdl, launch_pdl=pdl, MIN_TILES=rule.min_tiles,
         BLOCK_S=rules.padded_seqs(num_seqs) if planned else 1, BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=block_d,
         MERGE_ROWS=merge_rows, MERGE_PARTS=merge_parts, FEW=planned and rules.are_few(num_seqs, wave_pieces),
-        num_warps=rule.num_warps, num_stages=rule.num_stages,
+        num_warps=rule.num_warps, num_stages=rule.num_stages, **capped,
     )  # fmt: skip
     if bits:
         out.copy_(kernel_out)

@@ -13,9 +13,8 @@ import triton.language as tl
 @triton.jit
 def load_pages(pointers, owned, MASKED: tl.constexpr):
     """Block ids, int64. MASKED: some entries may lie past the last block of the sequence; those are not read."""
-    if MASKED:
-        return tl.load(pointers, mask=owned, other=0).to(tl.int64)
-    return tl.load(pointers).to(tl.int64)
+    pages = tl.load(pointers, mask=owned, other=0) if MASKED else tl.load(pointers)
+    return pages.to(tl.int64)
 
 
 @triton.jit
@@ -28,6 +27,7 @@ def token_offsets(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     ALIGN: tl.constexpr,
+    WIDE_PAGES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Element offsets, int64 [TILE], of positions start .. start + TILE; positions from `end` on are masked by the caller.
@@ -38,18 +38,22 @@ def token_offsets(
     with it the 16-byte copies: ALIGN (elements) says it again. Measured in benchmarks/NOTES.md.
     """
     within = tl.arange(0, TILE)
+    if WIDE_PAGES:
+        within = within.to(tl.int64)
     if BLOCK_SIZE % TILE == 0:
-        page = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
-        return page * stride_block + ((start % BLOCK_SIZE) + within).to(tl.int64) * stride_token
-    if TILE % BLOCK_SIZE == 0 and (BLOCK_SIZE & (BLOCK_SIZE - 1)) == 0 and BLOCK_SIZE > 1:
+        pages = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64) * stride_block
+        slots = start % BLOCK_SIZE + within
+    elif TILE % BLOCK_SIZE == 0 and (BLOCK_SIZE & (BLOCK_SIZE - 1)) == 0 and BLOCK_SIZE > 1:
         PAGES: tl.constexpr = TILE // BLOCK_SIZE
         index = start // BLOCK_SIZE + tl.arange(0, PAGES)
         pages = load_pages(table_ptr + index, index * BLOCK_SIZE < end, MASKED) * stride_block
-        spread = tl.reshape(tl.broadcast_to(pages[:, None], (PAGES, BLOCK_SIZE)), (TILE,))
-        return tl.multiple_of(spread, ALIGN) + (within % BLOCK_SIZE).to(tl.int64) * stride_token
-    position = start + within
-    pages = load_pages(table_ptr + position // BLOCK_SIZE, position < end, MASKED)
-    return pages * stride_block + (position % BLOCK_SIZE).to(tl.int64) * stride_token
+        pages = tl.reshape(tl.broadcast_to(pages[:, None], (PAGES, BLOCK_SIZE)), (TILE,))
+        slots = within % BLOCK_SIZE
+    else:
+        position = start + within
+        pages = load_pages(table_ptr + position // BLOCK_SIZE, position < end, MASKED) * stride_block
+        slots = position % BLOCK_SIZE
+    return tl.multiple_of(pages + slots * stride_token, ALIGN)
 
 
 @triton.jit

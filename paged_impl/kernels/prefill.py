@@ -22,6 +22,8 @@ from paged_impl.kernels import rules, runtime
 from paged_impl.kernels.decode import LOG2_E
 from paged_impl.kernels.pages import load_tile, token_offsets
 
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: the difference of two such maxima is 0, not NaN
+
 
 @triton.jit
 def fold_tiles(
@@ -29,7 +31,7 @@ def fold_tiles(
     first_tile, last_tile, scale_log2,
     stride_kb, stride_kt, stride_vb, stride_vt,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, SAME_STRIDES: tl.constexpr,
-    ALIGN: tl.constexpr, BF16_BITS: tl.constexpr, TMA: tl.constexpr,
+    ALIGN: tl.constexpr, WIDE_PAGES: tl.constexpr, BF16_BITS: tl.constexpr, TMA: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Fold tiles [first_tile, last_tile) into (acc, m, norm).
@@ -50,29 +52,28 @@ def fold_tiles(
             if WINDOW > 0:  # what lies before every row's window may have been freed: as foreign as the tail
                 owned &= key_position > first_position - WINDOW
             k_offsets = token_offsets(
-                table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED
+                table_ptr, start, length, stride_kb, stride_kt, BLOCK_SIZE, BLOCK_N, ALIGN, WIDE_PAGES, MASKED
             )
             if SAME_STRIDES:
                 v_offsets = k_offsets
             else:
                 v_offsets = token_offsets(
-                    table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, MASKED
+                    table_ptr, start, length, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, ALIGN, WIDE_PAGES, MASKED
                 )
             # Values too are masked: a weight of 0 does not silence a NaN that lies beyond the end of the context.
             k = load_tile(k_ptr, k_offsets, owned, HEAD_DIM, BLOCK_D, BF16_BITS, MASKED)
             v = load_tile(v_ptr, v_offsets, owned, HEAD_DIM, BLOCK_D, BF16_BITS, MASKED)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
-            visible = key_position[None, :] <= position[:, None]
-            if WINDOW > 0:
-                visible &= key_position[None, :] > position[:, None] - WINDOW
+            if WINDOW > 0:  # one comparison for both ends: a key in the future is a large number
+                visible = (position[:, None] - key_position[None, :]).to(tl.uint32, bitcast=True) < WINDOW
+            else:
+                visible = key_position[None, :] <= position[:, None]
             s = tl.where(visible, s, float("-inf"))
         # A positive scale commutes with the maximum: applied once here, and fused with the subtraction below.
         m_new = tl.maximum(m, tl.max(s, 1) * scale_log2)
-        # MASKED: a row may have seen no key yet; its maximum of -inf must not meet another.
-        floor = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
-        shrink = tl.exp2(m - floor)
-        p = tl.exp2(s * scale_log2 - floor[:, None])
+        shrink = tl.exp2(m - m_new)  # both are finite, also of a row that has seen no key yet
+        p = tl.exp2(s * scale_log2 - m_new[:, None])
         norm = norm * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         m = m_new
@@ -86,8 +87,9 @@ def prefill_kernel(
     stride_ot, stride_oh, stride_qt, stride_qh, stride_table,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
     GROUP: tl.constexpr, PACK: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    WITH_LSE: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, BF16_BITS: tl.constexpr,
-    TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    WITH_LSE: tl.constexpr, SAME_STRIDES: tl.constexpr, ALIGN: tl.constexpr, WIDE_PAGES: tl.constexpr,
+    ALIGN_ROWS: tl.constexpr, BF16_BITS: tl.constexpr, TMA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     BLOCK_TOKENS: tl.constexpr = BLOCK_M // PACK
     head_block, seq = tl.program_id(0), tl.program_id(2)
@@ -107,11 +109,8 @@ def prefill_kernel(
     in_rows = (token < query_len) & (row < BLOCK_TOKENS * PACK)
     in_tile = in_rows[:, None] & (dim < HEAD_DIM)[None, :]
     position = length - query_len + token  # the row's own position; its last visible key
-    q = tl.load(
-        q_ptr + (query_start + token)[:, None] * stride_qt + head[:, None] * stride_qh + dim[None, :],
-        mask=in_tile,
-        other=0,
-    )
+    q_offsets = tl.multiple_of((query_start + token) * stride_qt + head * stride_qh, ALIGN_ROWS)
+    q = tl.load(q_ptr + q_offsets[:, None] + dim[None, :], mask=in_tile, other=0)
 
     # Tiles [first, full) are seen whole by every row; [full, last) only in part.
     first_position = length - query_len + first_token
@@ -124,32 +123,40 @@ def prefill_kernel(
         first = 0
         full = tl.maximum(first_position + 1, 0) // BLOCK_N
 
-    m = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    m = tl.full((BLOCK_M,), LOWEST, tl.float32)
     norm = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    k_ptr += kv_head * stride_kh
-    v_ptr += kv_head * stride_vh
+    k_ptr += tl.multiple_of(kv_head * stride_kh, ALIGN)
+    v_ptr += tl.multiple_of(kv_head * stride_vh, ALIGN)
     table_ptr += seq.to(tl.int64) * stride_table
     if WINDOW == 0:
         acc, m, norm = fold_tiles(
             acc, m, norm, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position,
             first, full, scale_log2,
             stride_kb, stride_kt, stride_vb, stride_vt,
-            HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, False,
+            HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, WIDE_PAGES, BF16_BITS, TMA, BLOCK_N, BLOCK_D, False,
         )  # fmt: skip
     acc, m, norm = fold_tiles(
         acc, m, norm, q, k_ptr, v_ptr, k_desc, v_desc, kv_head.to(tl.int32), table_ptr, length, position, first_position,
         full, last, scale_log2,
         stride_kb, stride_kt, stride_vb, stride_vt,
-        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, BF16_BITS, TMA, BLOCK_N, BLOCK_D, True,
+        HEAD_DIM, BLOCK_SIZE, WINDOW, SAME_STRIDES, ALIGN, WIDE_PAGES, BF16_BITS, TMA, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
-    divisor = tl.where(norm == 0, 1.0, norm)  # a row that sees nothing: zeros, and an LSE of -inf since m is -inf
+    # Rows are numbered anew, from a 0 that the compiler cannot know: it would keep their addresses from above in registers
+    # that the loops need, and park others in local memory (NOTES.md, prefill 11).
+    row = tl.arange(0, BLOCK_M) + (tl.load(cu_ptr + seq, volatile=True) - query_start).to(tl.int32)
+    token = first_token + row // PACK
+    head = (head_block * PACK + row % PACK).to(tl.int64)
+    in_rows = (token < query_len) & (row < BLOCK_TOKENS * PACK)
+    in_tile = in_rows[:, None] & (dim < HEAD_DIM)[None, :]
+    divisor = tl.where(norm == 0, 1.0, norm)  # a row that sees nothing: zeros
     acc = acc / divisor[:, None]
-    out_offsets = (query_start + token)[:, None] * stride_ot + head[:, None] * stride_oh + dim[None, :]
-    tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=in_tile)
+    out_offsets = tl.multiple_of((query_start + token) * stride_ot + head * stride_oh, ALIGN_ROWS)
+    tl.store(out_ptr + out_offsets[:, None] + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=in_tile)
     if WITH_LSE:
         lse_offsets = (query_start + token) * num_heads + head
-        tl.store(lse_ptr + lse_offsets, (m + tl.log2(divisor)) * 0.6931471805599453, mask=in_rows)
+        lse = tl.where(norm == 0, float("-inf"), (m + tl.log2(divisor)) * 0.6931471805599453)
+        tl.store(lse_ptr + lse_offsets, lse, mask=in_rows)
 
 
 def prefill(
@@ -246,7 +253,9 @@ def _launch(
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         GROUP=group, PACK=rule.pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
         WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
-        BF16_BITS=bits, TMA=tma, BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
+        WIDE_PAGES=rules.has_wide_pages(k_cache, v_cache), BF16_BITS=bits, TMA=tma,
+        ALIGN_ROWS=rules.alignment([*q.stride()[:2], *kernel_out.stride()[:2]]),
+        BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
         num_warps=rule.num_warps, num_stages=rule.num_stages, **capped,
     )  # fmt: skip
     if bits:

@@ -28,7 +28,9 @@ class DecodeRule:
 
     wave, total: pieces of work per multiprocessor, for an even and for a ragged batch; alone: for a single sequence;
     min_tiles: least tiles of a piece;
-    short_tokens: rows that cannot be longer are not cut, if there are enough of them; pdl: overlap launches (sm_90 on).
+    short_tokens: rows that cannot be longer are not cut, if there are enough of them; pdl: overlap launches (sm_90 on);
+    max_registers: of a thread (0: the compiler's choice). 255 are all there are; unasked, the compiler parks values in local
+    memory to make room for a third program, whose tiles would not fit (NOTES.md, decode 17).
     """
 
     block_m: int
@@ -41,6 +43,7 @@ class DecodeRule:
     min_tiles: int = 4
     short_tokens: int = 1536
     pdl: bool = True
+    max_registers: int = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,15 @@ def decode_rule(
     large = has_large_shared_memory(capability)
     deep = 7 if capability >= 90 else 5  # three tiles in flight, or two
     if dtype == torch.float32:  # exact products run on the FMA units and hold whole tiles in registers
-        block_n = 32 if width <= 128 and (large or capability == 0) else 16
-        rule = DecodeRule(block_m, block_n, num_warps=4 if block_m <= 16 else 8, num_stages=3)
+        rule = _exact_decode_rule(block_m, width, block_size, capability)
     elif not large:
         rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=3)
     elif block_m == 64:
-        rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=9 if width <= 64 else 5, alone=1)
-    elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128:
-        # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too.
+        num_warps, num_stages = 8 if width > 128 else 4, 9 if width <= 64 else 5
+        rule = DecodeRule(block_m, min(64, 8192 // width), num_warps, num_stages, alone=1)
+    elif num_seqs * num_kv_heads > 2 * num_sms and width <= 128 and head_dim % 2 == 0:
+        # Beyond one wave of these, more programs with fewer copies each. A padded tile does better so, too. Not heads of an
+        # odd size, which nothing copies asynchronously: their tiles are too much for the registers of two warps.
         block_n = min(64, 4096 // width)
         full = _fill_waves(num_seqs * num_kv_heads, 4 * num_sms, block_size % block_n == 0) and head_dim == width
         num_stages, total = (deep, 6) if full else (5, 8)
@@ -105,8 +109,24 @@ def decode_rule(
             block_m, min(128, 8192 // width), num_warps=4, num_stages=deep, alone=1 if width <= 128 else 2
         )
     if capability == 0:  # interpreted: cut short rows too, or small cases would never have partitions
-        rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, total=2)
+        rule = dataclasses.replace(rule, short_tokens=0, min_tiles=1, wave=2, total=2)
     return rule
+
+
+def _exact_decode_rule(block_m: int, width: int, block_size: int, capability: int) -> DecodeRule:
+    """Exact products run on the FMA units and hold whole tiles in registers, beside a page id a token where those differ.
+
+    Two to five programs fit a multiprocessor, and are not spread evenly: many small ones even out (NOTES.md, decode 18).
+    max_registers: told where the compiler would park a few bytes, and not where it would then unroll until it spills.
+    """
+    whole_pages = block_size > 1 and block_size & (block_size - 1) == 0
+    interpreted = capability == 0
+    widest = 128 if whole_pages or interpreted else 64
+    block_m = min(block_m, 64 if width <= 64 or whole_pages else 32)
+    block_n = 32 if width <= widest and (has_large_shared_memory(capability) or interpreted) else 16
+    num_warps = 4 if block_m <= 16 else 8
+    tight = (num_warps == 8 and width <= 64) or (not whole_pages and width <= 128)
+    return DecodeRule(block_m, block_n, num_warps, 3, wave=8, total=12, max_registers=255 if tight else 0)
 
 
 def _fill_waves(num_rows: int, wave: int, page_holds_tile: bool) -> bool:
@@ -118,7 +138,7 @@ def _fill_waves(num_rows: int, wave: int, page_holds_tile: bool) -> bool:
 def fixed_splits(rule: DecodeRule, num_seqs: int, pairs: int, max_context: int, num_sms: int, parts: int) -> int | None:
     """Pieces of every sequence where no look at the lengths is needed; None where the kernel has to plan.
 
-    max_context: what the host knows of the lengths; the capacity of the table, if no more. parts: `merge_parts`.
+    max_context: what the host knows of the lengths; the capacity of the table, if no more. parts: those of `merge_tile`.
     """
     no_row_is_long = max_context <= rule.short_tokens and num_seqs * pairs * 10 >= num_sms * 9
     if no_row_is_long or num_seqs > MAX_PLANNED_SEQS:
@@ -142,9 +162,16 @@ def are_few(num_seqs: int, wave_pieces: int) -> bool:
     return 2 * num_seqs <= wave_pieces
 
 
-def merge_parts(rule: DecodeRule, piece_elements: int) -> int:
-    """Pieces that are read at a time when they are merged: 64 float32 values a thread."""
-    return max(1, 64 * 32 * rule.num_warps // piece_elements)
+def merge_tile(rule: DecodeRule, group: int, width: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Rows that are merged at a time, and pieces of them that are read at a time.
+
+    Of float32 values a thread holds 16 of the result at most (32 of narrow heads), and 64 that were read; 32 beside exact
+    products, which leave fewer registers. More are spilled.
+    """
+    threads = 32 * rule.num_warps
+    rows = min(rule.block_m, int(triton.next_power_of_2(group)), (32 if width <= 64 else 16) * threads // width)
+    values = 32 if dtype == torch.float32 else 64
+    return rows, max(1, values * threads // (rows * width))
 
 
 def padded_seqs(num_seqs: int) -> int:
@@ -177,13 +204,16 @@ def prefill_rule(
     if capability == 90 and dtype != torch.float32 and width <= 128 and rows > 64:
         rule = _wide_prefill_rule(group, width, block_size, max_query_len, max_context)
     elif dtype == torch.float32:  # exact products run on the FMA units
-        rule = PrefillRule(min(32, rows), 32 if width <= 64 else 16, 4 if width <= 64 else 8, 2, pack=1)
+        rule = PrefillRule(
+            min(32, rows), 32 if width <= 64 else 16, 4 if width <= 64 else 8, 2, pack=1, max_registers=128
+        )
     elif capability == 90 and width > 128:
         rule = PrefillRule(min(128, rows), 32, 8, 3, pack=1)
     elif capability == 90:
         rule = PrefillRule(min(64, rows), 64, 4, 5, pack=1)
-    else:  # mma.sync, and shared memory for two stages of a small tile everywhere
-        rule = PrefillRule(min(64, rows), 64 if width <= 128 else 32, 4, 2, pack=1)
+    else:  # mma.sync, and registers and shared memory for two stages of a small tile everywhere
+        widest = 64 if capability and not has_large_shared_memory(capability) else 128
+        rule = PrefillRule(min(64, rows), 64 if width <= widest else 32, 4, 2, pack=1)
     if few and group <= rule.block_m:
         return dataclasses.replace(rule, pack=group)
     return rule
@@ -192,21 +222,24 @@ def prefill_rule(
 def _wide_prefill_rule(group: int, width: int, block_size: int, max_query_len: int, max_context: int) -> PrefillRule:
     """An H100's or H200's, by the number of tiles of a program (benchmarks/NOTES.md, prefill 8 to 10).
 
-    Few tiles: two programs on a multiprocessor hide each other's start and end. Many tiles in small pages: the addresses
-    of a tile are computed for twice as many rows. Many in pages that hold a tile: the copy engine fetches it, and the
-    largest tile is best. Rows of several heads of a KV head cover fewer tokens, so that less of a tile is hidden from them.
+    Narrow heads: a tile that gives each thread 16 bytes to copy. Few tiles: two programs on a multiprocessor hide each
+    other's start and end. Many tiles in small pages: the addresses of a tile are computed for twice as many rows. Many in
+    pages that hold a large tile: the copy engine fetches it. Rows of several heads of a KV head cover fewer tokens, so that
+    less of a tile is hidden from them.
     """
     pack = next(heads for heads in (4, 2, 1) if group % heads == 0)
     mean_context = max_context - max_query_len // 2
-    if mean_context <= 1024 and width <= 64:
+    if width <= 32 or (mean_context <= 1024 and width <= 64):
         return PrefillRule(64, 64, 4, 5, pack)
+    if width <= 64:
+        return PrefillRule(128, 64, 4, 5, pack)
     if mean_context <= 1024:
-        return PrefillRule(128, 64, 8, 3, pack, tma=block_size % 64 == 0, max_registers=128)
+        return PrefillRule(128, 64, 8, 3, pack, max_registers=128)
     if block_size % 128 == 0:
         return PrefillRule(128, 128, 8, 5, pack=1, tma=True)
     if max_query_len * pack <= 128:
         return PrefillRule(128, 128, 8, 5, pack=1)
-    return PrefillRule(256, 64, 16, 5, pack, tma=block_size % 64 == 0)
+    return PrefillRule(256, 64, 16, 5, pack)
 
 
 def has_large_shared_memory(capability: int) -> bool:
@@ -218,3 +251,8 @@ def has_large_shared_memory(capability: int) -> bool:
 def alignment(strides: list[int]) -> int:
     """Elements (at most 16) that divide every cache stride: what the kernels may promise the compiler about offsets."""
     return next(size for size in (16, 8, 4, 2, 1) if all(stride % size == 0 for stride in strides))
+
+
+def has_wide_pages(*caches: torch.Tensor) -> bool:
+    """Whether the tokens of a page of `[blocks, block size, Hkv, d]` lie 2**31 elements apart."""
+    return any((cache.shape[1] - 1) * cache.stride(1) >= 2**31 for cache in caches)

@@ -20,7 +20,10 @@ DECODE = (
     ("one page a tile", 32, 1, 32, 8, 128, 256, BF16), ("four small programs", 64, 1, 32, 8, 128, 16, BF16),
     ("odd page", 32, 1, 32, 8, 128, 24, BF16), ("multi-query", 64, 1, 71, 1, 64, 16, BF16),
     ("wide head", 64, 1, 16, 8, 256, 16, BF16), ("padded head", 64, 1, 32, 8, 96, 16, F16),
-    ("float32", 4, 1, 32, 8, 128, 16, F32),
+    ("small head", 32, 1, 8, 2, 16, 16, F16), ("multi-query, wide head", 32, 1, 71, 1, 256, 16, BF16),
+    ("multi-query, head of 72", 32, 1, 48, 1, 72, 24, BF16), ("five queries a head", 32, 1, 10, 2, 80, 16, BF16),
+    ("float32", 4, 1, 32, 8, 128, 16, F32), ("float32, odd page", 32, 1, 28, 4, 128, 24, F32),
+    ("float32, multi-query", 32, 1, 71, 1, 64, 1, F32), ("float32, wide head", 32, 1, 8, 1, 256, 16, F32),
 )  # fmt: skip
 PREFILL = (
     ("long", 4, 4096, 32, 8, 128, 16, BF16), ("long, copy engine", 4, 4096, 32, 8, 128, 256, BF16),
@@ -28,8 +31,10 @@ PREFILL = (
     ("long, padded head", 4, 4096, 32, 32, 96, 16, BF16), ("long, small head", 4, 4096, 16, 8, 64, 16, BF16),
     ("packed", 4, 16, 28, 4, 128, 16, BF16), ("wide head", 4, 2048, 16, 8, 256, 16, BF16),
     ("short", 4, 512, 32, 8, 128, 16, BF16), ("short, odd page", 4, 512, 32, 32, 96, 24, BF16),
-    ("short, copy engine", 4, 512, 32, 8, 128, 256, BF16),
-    ("float32", 4, 64, 32, 8, 128, 16, F32),
+    ("short, large page", 4, 512, 32, 8, 128, 256, BF16),
+    ("smallest head", 4, 2048, 8, 2, 16, 16, F16), ("small head", 4, 2048, 8, 2, 32, 24, BF16),
+    ("head of 72", 4, 4096, 16, 8, 72, 16, BF16), ("short, head of 72", 4, 512, 16, 8, 72, 16, F16),
+    ("float32", 4, 64, 32, 8, 128, 16, F32), ("float32, odd page", 4, 16, 32, 8, 128, 24, F32),
 )  # fmt: skip
 # What is asked for beside: no rule looks at it, but other code is compiled. (kind, name above, options)
 WINDOW, LSE, ONE_PASS = {"window": 1000}, {"return_lse": True}, {"num_splits": 1}
@@ -39,7 +44,9 @@ VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("decode", "four small programs", WINDOW | LSE),
     *(("prefill", "long", options) for options in (WINDOW, LSE, WINDOW | LSE)),
     *(("prefill", "long, copy engine", options) for options in (LSE, WINDOW | LSE)),
-    ("prefill", "packed", WINDOW | LSE), ("prefill", "short", WINDOW | LSE), ("prefill", "short, copy engine", LSE),
+    *(("prefill", name, WINDOW | LSE) for name in ("packed", "short", "short, large page", "head of 72")),
+    ("decode", "five queries a head", WINDOW), ("decode", "float32, odd page", WINDOW | LSE),
+    *(("decode", "float32, multi-query", options) for options in (ONE_PASS, LSE)),
 )  # fmt: skip
 OTHER_DEVICES = ((80, 108), (89, 58))  # A100, L4: capability and multiprocessors; compiled for, never run
 

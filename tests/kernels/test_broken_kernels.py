@@ -38,7 +38,7 @@ FAULTS = {
 # The same for the lookup of pages, which decode and prefill share: vLLM's unmasked table load; vllm#47671 (32-bit offsets).
 LOOKUP_FAULTS = {
     "table not masked": ("tl.load(pointers, mask=owned, other=0)", "tl.load(pointers)"),
-    "32-bit offsets, a page for each token": ("mask=owned, other=0).to(tl.int64)", "mask=owned, other=0)"),
+    "32-bit offsets, a page for each token": ("return pages.to(tl.int64)", "return pages"),
     "32-bit offsets, one page a tile": ("start // BLOCK_SIZE).to(tl.int64)", "start // BLOCK_SIZE)"),
 }
 

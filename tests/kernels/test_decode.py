@@ -19,6 +19,7 @@ SHAPES = [
     ([300, 0, 257], "2/2/16", 256, None),  # a tile in one block
     ([100, 64, 7], "4/2/96", 16, 20),  # padded head dim, window
     ([70, 20], "71/1/16", 64, None),  # multi-query: two tiles of heads
+    ([70, 20], "40/1/128", 16, None),  # so many rows that they are merged a part at a time
     ([0, 0], "4/2/64", 4, None),
 ]
 

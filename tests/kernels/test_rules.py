@@ -120,7 +120,7 @@ def test_a_single_sequence_is_cut_as_was_fastest(heads: str, expected: int) -> N
     num_heads, num_kv_heads, head_dim = (int(part) for part in heads.split("/"))
     group = num_heads // num_kv_heads
     pairs = num_kv_heads * -(-group // rule.block_m)
-    parts = rules.merge_parts(rule, min(rule.block_m, 1 << (group - 1).bit_length()) * head_dim)
+    _, parts = rules.merge_tile(rule, group, head_dim, BF16)
 
     assert rules.fixed_splits(rule, 1, pairs, 32_768, 132, parts) == expected
 
@@ -134,6 +134,32 @@ def test_alignment_is_what_all_strides_share() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("group", "head_dim", "dtype", "expected"),
+    [
+        (4, 128, BF16, (4, 16)), (4, 128, torch.float32, (4, 8)), (7, 128, BF16, (8, 8)), (71, 64, BF16, (64, 2)),
+        (71, 128, BF16, (16, 4)), (71, 256, BF16, (16, 4)), (1, 64, BF16, (1, 128)),
+    ],
+)  # fmt: skip
+def test_what_is_merged_at_a_time_fits_the_registers(
+    group: int, head_dim: int, dtype: torch.dtype, expected: tuple[int, int]
+) -> None:
+    """(rows, pieces): the compile gate holds that none of these spills."""
+    rule = rules.decode_rule(4, group, 1, head_dim, 16, dtype, *H200)
+
+    assert rules.merge_tile(rule, group, head_dim, dtype) == expected
+
+
+@pytest.mark.parametrize(("block_size", "stride", "wide"), [(1, 2**40, False), (16, 2**27, False), (17, 2**27, True)])
+def test_offsets_within_a_page_are_64_bits_wide_where_they_pass_32(block_size: int, stride: int, wide: bool) -> None:
+    near = torch.empty(4, block_size, 2, 16, device="meta")
+    far = torch.empty_strided((4, block_size, 2, 16), (2**40, stride, 16, 1), device="meta")
+
+    assert rules.has_wide_pages(near, near) is False
+    assert rules.has_wide_pages(near, far) is wide
+    assert rules.has_wide_pages(far, near) is wide
+
+
 def test_three_tiles_are_in_flight_where_waves_of_programs_are_full() -> None:
     """132 multiprocessors with four programs each: 528 rows are a wave, two are filled by 951 to 1056."""
     for num_seqs, block_size, stages in (
@@ -143,7 +169,7 @@ def test_three_tiles_are_in_flight_where_waves_of_programs_are_full() -> None:
 
 
 def test_the_copy_engine_needs_whole_tiles_in_a_page() -> None:
-    for block_size, expected in ((256, (128, True)), (64, (64, True)), (96, (64, False)), (16, (64, False))):
+    for block_size, expected in ((256, (128, True)), (64, (64, False)), (96, (64, False)), (16, (64, False))):
         rule = rules.prefill_rule(4, 128, block_size, 4096, 8192, BF16, 90)
         assert (rule.block_n, rule.tma) == expected
 
