@@ -25,28 +25,25 @@ def accuse(kind: str, memory: Protected, program: Program, touched: tuple[Addres
             f"a {kind} touches {counted(num_bad, 'element')} of {name} that this call must not touch (memory between its "
             f"slots), the first at byte {address - memory.start} of its memory"
         )
-    owners = rights.owners_of(block, offset) if kind == "load" else []
-    whose = "slots of another sequence" if owners else "slots that no sequence owns"
-    slot = f"block {block}, offset {offset} (slot {block * rights.block_size + offset})"
+    touches = f"a {kind} touches {counted(num_bad, 'element')} of {name} that this call must not touch"
+    slot = f"the first in block {block}, offset {offset} (slot {block * rights.block_size + offset})"
+    if kind == "store":
+        return f"{touches} (slots that are not listed), {slot}"
+    owners = rights.owners_of(block, offset)
+    if not owners:
+        read = f"; {_read(rights, program)}" if program.owners else ""
+        return f"{touches} (slots that no sequence owns), {slot}{_unowned(rights, program, block, offset)}{read}"
+    whose = _listed([rights.owners[i].name for i in owners])
     return (
-        f"a {kind} touches {counted(num_bad, 'element')} of {name} that this call must not touch "
-        f"({whose if kind == 'load' else 'slots that are not listed'}), the first in {slot}"
-        + (
-            _owned(rights, program, block, owners)
-            if owners
-            else _unowned(rights, program, block, offset) * (kind == "load")
-        )
+        f"{touches} (slots of another sequence), {slot}, which belongs to {whose}; {_read(rights, program)} alone by then. "
+        f"{_reason(rights, program, block)}"
     )
 
 
-def _owned(rights: Rights, program: Program, block: int, owners: Sequence[int]) -> str:
-    """Behind the slot: whose it is, what the program had read by then, and why it may have gone there."""
-    seen = sorted(program.owners)
-    whole = (
-        f", which belongs to {_listed([rights.owners[i].name for i in owners])}; program {program.index} has read the "
-    )
-    whole += f"block table of {_listed([_told(rights, rights.owners[i]) for i in seen])} alone by then"
-    return f"{whole}. {_reason(rights, program, block)}"
+def _read(rights: Rights, program: Program) -> str:
+    """What the program has read of block tables."""
+    rows = _listed([_told(rights, rights.owners[i]) for i in sorted(program.owners)])
+    return f"program {program.index} has read the block table of {rows}"
 
 
 def _reason(rights: Rights, program: Program, block: int) -> str:

@@ -126,6 +126,14 @@ def test_large_pools_are_guarded_too(pool_form: Literal["separate", "interleaved
     assert "the first in block 0, offset " in findings[0].message
 
 
+def test_of_nobodys_slot_it_is_said_whose_table_was_read() -> None:
+    """The lanes of row 0 that are not masked go where the masked entries of its table lead: to block 0, which is row 1's."""
+    message = judge(SmallTriton(mask_values=False), replace(CASE, num_splits=None)).findings[0].message
+
+    assert "the first in block 0, offset 1 (slot 1), behind the last token of row 1 (1 token in blocks [0])" in message
+    assert "; program (0, 0, 0) has read the block table of row 0 (13 tokens in blocks [5, 1, 6, 3])" in message
+
+
 def test_the_guard_names_the_line_of_the_kernel() -> None:
     message = judge(SmallTriton(mask_table=False), replace(CASE, rows=FIVE_BLOCKS)).findings[0].message
 
