@@ -124,7 +124,7 @@ def _exact_decode_rule(block_m: int, width: int, block_size: int, capability: in
     widest = 128 if whole_pages or interpreted else 64
     block_m = min(block_m, 64 if width <= 64 or whole_pages else 32)
     block_n = 32 if width <= widest and (has_large_shared_memory(capability) or interpreted) else 16
-    num_warps = 4 if block_m <= 16 else 8
+    num_warps = 4 if block_m <= 16 and (whole_pages or width <= 128) else 8
     tight = (num_warps == 8 and width <= 64) or (not whole_pages and width <= 128)
     return DecodeRule(block_m, block_n, num_warps, 3, wave=8, total=12, max_registers=255 if tight else 0)
 
