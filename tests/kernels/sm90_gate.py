@@ -27,6 +27,7 @@ DECODE = (
 )  # fmt: skip
 PREFILL = (
     ("long", 4, 4096, 32, 8, 128, 16, BF16), ("long, copy engine", 4, 4096, 32, 8, 128, 256, BF16),
+    ("long, copy engine, padded head", 4, 4096, 32, 32, 72, 256, BF16),
     ("long, odd page", 4, 4096, 28, 4, 128, 24, F16), ("long, one page a tile", 4, 4096, 32, 8, 128, 64, BF16),
     ("long, padded head", 4, 4096, 32, 32, 96, 16, BF16), ("long, small head", 4, 4096, 16, 8, 64, 16, BF16),
     ("packed", 4, 16, 28, 4, 128, 16, BF16), ("wide head", 4, 2048, 16, 8, 256, 16, BF16),

@@ -56,7 +56,9 @@ def test_every_kind_of_rule(rule: rules.PrefillRule, block_size: int, device: st
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("max_context", [200, 5000])
-@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (24, 32), (64, 48), (128, 32), (16, 80)])
+@pytest.mark.parametrize(
+    ("block_size", "head_dim"), [(16, 64), (24, 16), (64, 48), (128, 80), (128, 72), (24, 80), (16, 72)]
+)
 def test_what_the_rules_choose_for_an_h200(
     block_size: int, head_dim: int, max_context: int, dtype: torch.dtype, device: str
 ) -> None:
