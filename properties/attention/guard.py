@@ -71,7 +71,7 @@ class Watch:
         tables: tuple[Table, ...] = ()
         if rights is not None and rights.differ:
             tables = tables_among(self.launch.given, rights)
-        lengths = lengths_among(self.launch.given, rights.owners) if tables and rights is not None else ()
+        lengths = lengths_among(self.launch.given, rights) if tables and rights is not None else ()
         self.program = Program((0, 0, 0), tables, lengths)
 
     def begin_program(self, index: tuple[int, int, int]) -> None:

@@ -6,6 +6,9 @@ of every sequence of the call, whatever its type, strides and width, and whateve
 original does. A program that has read no such row may touch what any sequence of the call owns: it was told the blocks in
 another form. One that has may be told of others beside (see `hearsay`).
 
+Small numbers may hold the blocks of every sequence by chance: the rows of a work list, (sequence, block), do so where each
+sequence has one block. What could be such a list, or a table of slots, is taken for no table.
+
 Letters: S sequences, R rows of a table, W its width.
 """
 
@@ -17,25 +20,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from properties.attention.ownership import UNKNOWN, Chosen, Owner, Rights
+from properties.attention.ownership import UNKNOWN, Chosen, Rights, Slots
 from properties.attention.places import NOWHERE, Addresses, Places, places_of
 
 # Larger tensors of integers are no table of a batch: they are not searched.
 MOST_ENTRIES = 2**20
 MOST_SHARED_ENTRIES = 2**14
 """Of a table whose rows share memory: it is searched entry by entry."""
+FEW = 8
+"""Numbers below may be sequences, heads or parts in a work list."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """A block table of a launch.
 
-    `ids`: [R, W]; `owners`: [R, S], of which sequences a row may be. `places`: where it lies; None where its rows share
-    memory, and then `addresses` are those of its entries, [R, W].
+    `ids`: [R, W]; `owners`: [R, S], of which sequences a row may be; `owners_of_columns`: [W, S], of which a column may be,
+    if the columns hold the blocks of every sequence too. `places`: where it lies; None where its rows share memory, and then
+    `addresses` are those of its entries, [R, W].
     """
 
     ids: npt.NDArray[np.int64]
     owners: Chosen
+    owners_of_columns: Chosen
     start: int
     end: int
     element_size: int
@@ -59,6 +66,12 @@ class Table:
             rows = rows * size + index
         return np.where(columns == NOWHERE, NOWHERE, rows), columns
 
+    def owners_read(self, addresses: Addresses, width: int) -> set[int]:
+        """The sequences whose rows, or whose columns, entries at these addresses are in."""
+        rows, columns = (np.unique(indices[indices != NOWHERE]) for indices in self.entries_at(addresses, width))
+        owners = self.owners[rows].any(0) | self.owners_of_columns[columns].any(0)
+        return set(np.flatnonzero(owners).tolist())
+
     def told_here(self, addresses: Addresses, width: int) -> Chosen:
         """At which addresses an entry is read whose row is a sequence's, or what lies between the entries."""
         near: Chosen = (addresses + width > self.start) & (addresses < self.end)
@@ -81,7 +94,9 @@ def tables_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[Table, ...]
     known = [table for table in entries if table is not None]
     if len(known) < len(entries) or not any((table != UNKNOWN).any() for table in known):
         return ()
-    found = (_table(tensor, known) for tensor in tensors if tensor.dim() >= 2 and holds_integers(tensor))
+    slots = [[o.slots for o in rights.owners], [np.where(t == UNKNOWN, UNKNOWN, t * rights.block_size) for t in known]]
+    units = slots if rights.block_size > 1 else []
+    found = (_table(tensor, known, units) for tensor in tensors if tensor.dim() >= 2 and holds_integers(tensor))
     return tuple(table for table in found if table is not None)
 
 
@@ -97,27 +112,40 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _table(tensor: Tensor, entries: Sequence[npt.NDArray[np.int64]]) -> Table | None:
+def _table(tensor: Tensor, entries: Sequence[Slots], others: Iterable[Sequence[Slots]]) -> Table | None:
+    """`others`: what rows of tables that name no blocks hold."""
     ids = tensor.numpy().reshape(-1, tensor.shape[-1])
-    owners = np.stack([_holds(ids, table) for table in entries], axis=1)
-    told = [bool((table != UNKNOWN).any()) for table in entries]
-    if not all(column.any() for column, needed in zip(owners.T, told, strict=True) if needed):
+    owners = _owners(ids, entries)
+    if owners is None or any(_owners(ids, unit) is not None for unit in others):
         return None
-    if all(owners[i, i] for i, needed in enumerate(told) if needed and i < len(ids)) and len(ids) >= len(entries):
-        for i in range(len(entries)):  # in the order of the batch: so the rows of the empty ones are known too
-            owners[i, i] = True
+    told = [i for i, table in enumerate(entries) if (table != UNKNOWN).any()]
+    in_order = len(ids) >= len(entries) and bool(all(owners[i, i] for i in told))
+    few = max(FEW, len(entries))
+    if not (in_order and any(len(entries[i]) > 1 for i in told)) and all(entries[i][0] < few for i in told):
+        return None
+    for i in range(len(entries) if in_order else 0):  # so the rows of the empty ones are known too
+        owners[i, i] = True
     places = places_of(tensor, range(tensor.dim()))
     if places is None and tensor.numel() > MOST_SHARED_ENTRIES:
         return None
     addresses = None if places is not None else _addresses_of(tensor).reshape(ids.shape)
+    columns = _owners(ids.T, entries)
+    by_column = np.zeros((ids.shape[1], len(entries)), dtype=np.bool_) if columns is None else columns
     start, end = extent(tensor)
     shape, size = tuple(tensor.shape[:-1]), tensor.element_size()
-    return Table(ids.astype(np.int64), owners, start, end, size, places, shape, addresses)
+    return Table(ids.astype(np.int64), owners, by_column, start, end, size, places, shape, addresses)
 
 
-def _holds(ids: npt.NDArray[np.int64], entries: npt.NDArray[np.int64]) -> Chosen:
+def _owners(ids: npt.NDArray[np.int64], entries: Sequence[Slots]) -> Chosen | None:
+    """[R, S], which rows begin with the entries of which sequence; None unless there is one for each that has some."""
+    owners: Chosen = np.stack([_holds(ids, table) for table in entries], axis=1)
+    needed = np.array([(table >= 0).any() for table in entries])
+    return owners if bool((owners.any(0) | ~needed).all()) else None
+
+
+def _holds(ids: npt.NDArray[np.int64], entries: Slots) -> Chosen:
     """Which rows begin with these entries. No row holds none."""
-    known = np.flatnonzero(entries != UNKNOWN)
+    known = np.flatnonzero(entries >= 0)
     if not len(known) or ids.shape[1] < len(entries):
         return np.zeros(len(ids), dtype=np.bool_)
     return np.asarray((ids[:, known] == entries[known]).all(1))
@@ -132,12 +160,20 @@ def _addresses_of(tensor: Tensor) -> Addresses:
     return offsets + tensor.data_ptr()
 
 
-def lengths_among(tensors: Iterable[Tensor], owners: Sequence[Owner]) -> tuple[tuple[int, int], ...]:
-    """The extents of tensors that hold nothing but the lengths of the sequences, or their sums: they name no block."""
+def lengths_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[tuple[int, int], ...]:
+    """The extents of tensors that hold nothing but the lengths of the sequences, or their sums: they name no block, unless
+    all blocks are among them.
+    """
+    owners = rights.owners
     lengths = [np.array([len(o.slots) for o in owners]), np.array([o.query_len for o in owners])]
     known = [*lengths, *(np.concatenate([[0], np.cumsum(numbers)]) for numbers in lengths)]
+    blocks = np.unique(np.concatenate([o.slots[o.slots >= 0] for o in owners])) // rights.block_size
     integers = (tensor for tensor in tensors if holds_integers(tensor) and tensor.dim() == 1)
-    return tuple(extent(t) for t in integers if any(np.array_equal(t.numpy(), numbers) for numbers in known))
+    return tuple(
+        extent(t)
+        for t in integers
+        if any(np.array_equal(t.numpy(), numbers) for numbers in known) and not np.isin(blocks, t.numpy()).all()
+    )
 
 
 def _parts(
@@ -167,9 +203,7 @@ class Program:
         """Active lanes of a load, `first` and `last` of them the lowest and the highest address."""
         for table in self.tables:
             if first < table.end and last + width > table.start:
-                rows = np.unique(table.entries_at(addresses, width)[0])
-                owners = np.flatnonzero(table.owners[rows[rows != NOWHERE]].any(0))
-                self.owners = self.owners.union(owners.tolist())
+                self.owners = self.owners.union(table.owners_read(addresses, width))
 
     def learns(self, addresses: Addresses, width: int, values: npt.NDArray[np.int64]) -> None:
         """Integers that were loaded."""

@@ -156,6 +156,32 @@ def tile_kernel(out, keys, tables, lens, stride_block, WIDTH: tl.constexpr, SIZE
 
 
 @triton.jit
+def work_kernel(out, keys, items, lens, stride_block, stride_item, BY_BLOCK: tl.constexpr, SIZE: tl.constexpr):
+    """A program for each item (row, which of its blocks, the block); or for each block of the pool: the item of that block
+    says whose it is.
+    """
+    item = items + tl.program_id(0) * stride_item
+    row, index = tl.load(item), tl.load(item + 1)
+    if row >= 0:
+        block = tl.program_id(0) if BY_BLOCK else tl.load(item + 2)
+        token = index * SIZE + tl.arange(0, SIZE)
+        tile = tl.load(keys + block * stride_block + token % SIZE, mask=token < tl.load(lens + row), other=0.0)
+        tl.atomic_add(out + row, tl.sum(tile, 0))
+
+
+@triton.jit
+def slot_rows_kernel(out, keys, slots, row_of, lens, width, TILE: tl.constexpr):
+    """A row of slots, somewhere in a larger pool of rows. The blocks lie without gaps."""
+    row, total = tl.program_id(0), tl.zeros((), tl.float32)
+    length = tl.load(lens + row)
+    for start in range(0, length, TILE):
+        token = start + tl.arange(0, TILE)
+        slot = tl.load(slots + tl.load(row_of + row) * width + token, mask=token < length, other=0)
+        total += tl.sum(tl.load(keys + slot, mask=token < length, other=0.0), 0)
+    tl.store(out + row, total)
+
+
+@triton.jit
 def peeking_kernel(out, keys, tables, lens, row_of, column_of, shift, stride_block, stride_row, TILE: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip # noqa: E501
     """Right, but for one key that is loaded and not used."""
     row = tl.program_id(0)
@@ -286,6 +312,35 @@ def by_descriptor(batch: Batch) -> Tensor:
     return out
 
 
+def by_transposed(batch: Batch) -> Tensor:
+    """The table as [width, rows], dense."""
+    out, tables = torch.zeros(len(batch.lens)), batch.tables.t().contiguous()
+    one_row_kernel[(len(out),)](out, batch.keys, tables, batch.lens, batch.keys.stride(0), 1, tables.stride(0), 8, SIZE)
+    return out
+
+
+def by_work(batch: Batch, *, by_block: bool = False) -> Tensor:
+    """`by_block`: no two rows may share a block."""
+    out, items = torch.zeros(len(batch.lens)), []
+    for row, (table, length) in enumerate(zip(batch.tables.tolist(), batch.lens.tolist(), strict=True)):
+        items += [(row, index, table[index]) for index in range(-(-length // SIZE))]
+    if by_block:
+        items = [next((i for i in items if i[2] == block), (-1, -1, -1)) for block in range(len(batch.keys))]
+    stored = torch.tensor(items, dtype=torch.int32).reshape(-1, 3)
+    work_kernel[(len(items),)](out, batch.keys, stored, batch.lens, batch.keys.stride(0), 3, by_block, SIZE)
+    return out
+
+
+def by_slot_rows(batch: Batch, stale: Tensor) -> Tensor:
+    """`stale`: rows of requests that have ended, before those of the batch."""
+    out, width = torch.zeros(len(batch.lens)), stale.shape[1]
+    tokens = torch.arange(width)
+    rows = batch.tables[:, (tokens // SIZE).clamp(max=batch.tables.shape[1] - 1)] * SIZE + tokens % SIZE
+    slots, row_of = torch.cat([stale, rows.int()]), torch.arange(len(out)) + len(stale)
+    slot_rows_kernel[(len(out),)](out, batch.keys, slots, row_of, batch.lens, width, 8)
+    return out
+
+
 def row_after_row(batch: Batch) -> Tensor:
     """A launch for each row, which gets its own row of the table."""
     out = torch.zeros(len(batch.lens))
@@ -328,4 +383,7 @@ RIGHT: dict[str, Callable[[Batch], Tensor]] = {
     "a copy made by the first program": handing_on,
     "a table read by a descriptor": by_descriptor,
     "a launch for each row": row_after_row,
+    "a table with a row for each column": by_transposed,
+    "a list of work": by_work,
+    "rows of slots": lambda batch: by_slot_rows(batch, torch.zeros(2, 16, dtype=torch.int32)),
 }

@@ -200,6 +200,42 @@ def test_without_a_known_table_a_program_is_held_to_what_any_row_owns(lengths: t
     assert (float(out[0]) != sums_of(batch)[0]) is not faulty
 
 
+SWAPPED = batch_of((3, 2), ((1, 0, 0, 0), (0, 0, 0, 0)))
+"""Two rows of one block, each with the number of the other row: so many lists of numbers look like this table."""
+
+
+@pytest.mark.parametrize("design", RIGHT)
+def test_no_right_kernel_is_accused_where_small_numbers_are_blocks_by_chance(design: str) -> None:
+    beside_longer = batch_of((7, 2, 3), ((0, 5, 0, 0), (2, 0, 0, 0), (1, 0, 0, 0)))
+    like_lengths = batch_of((1, 2), ((1, 0, 0, 0), (2, 0, 0, 0)))
+    each_behind_the_other = batch_of((3, 6), ((5, 7, 7, 7), (7, 1, 1, 1)))
+
+    for batch in (SWAPPED, beside_longer, like_lengths, each_behind_the_other):
+        with guarded(protected_by(batch)):
+            sums = RIGHT[design](batch)
+        assert sums.tolist() == sums_of(batch), batch.tables
+
+
+def test_a_map_from_blocks_to_rows_is_no_table() -> None:
+    with guarded(protected_by(SWAPPED)):
+        sums = kernels.by_work(SWAPPED, by_block=True)
+
+    assert sums.tolist() == sums_of(SWAPPED)
+
+
+def test_a_pool_of_rows_of_slots_is_no_table() -> None:
+    """The slots of row 0 begin as the table of row 1 does, and those of a request that has ended as the table of row 0."""
+    keys = torch.arange(1.0, 40 * SIZE + 1).reshape(40, SIZE)
+    tables, lens = torch.tensor([[8], [32]], dtype=torch.int32), torch.tensor([3, 2], dtype=torch.int32)
+    batch = Batch(keys, torch.zeros_like(keys), tables, lens)
+    stale = torch.arange(8, 24, dtype=torch.int32)[None]
+
+    with guarded(protected_by(batch)):
+        sums = kernels.by_slot_rows(batch, stale)
+
+    assert sums.tolist() == sums_of(batch)
+
+
 def _drawn(seed: int) -> Batch:
     """Up to five rows, some with a common beginning or of length 0; behind the last blocks any ids of the pool. In half of
     the batches all blocks are full, and these ids their own.
