@@ -33,6 +33,7 @@ FAULTS = {
     "wrong KV head": ("decode", "kv_head = seq.to(tl.int64), (pair // HEAD_TILES)", "kv_head = seq.to(tl.int64), (pair * 0)"),
     "base-2 LSE": ("decode", "head, lse * 0.6931471805599453", "head, lse * 1.0"),
     "prefill sees the future": ("prefill", "key_position[None, :] <= position", "key_position[None, :] <= 1 + position"),
+    "prefill sees the future beside a window": ("prefill", ".to(tl.uint32, bitcast=True) < WINDOW", " < WINDOW"),
     "prefill values not masked": ("prefill", "load_tile(v_ptr, v_offsets, owned,", "load_tile(v_ptr, v_offsets, owned | True,"),
 }  # fmt: skip
 # The same for the lookup of pages, which decode and prefill share: vLLM's unmasked table load; vllm#47671 (32-bit offsets).
@@ -97,7 +98,9 @@ def check_decode(decode: Callable[..., tuple[torch.Tensor, torch.Tensor]], devic
 
 def check_prefill(prefill: Callable[..., torch.Tensor], device: str) -> None:
     batch = plain.make_batch([40, 9], "4/2/32", 16, query_lens=[40, 3], device=device)
-    plain.assert_close(prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=40), plain.answer(batch)[0])
+    for window in (None, 9):
+        out = prefill(*batch.prefill_args(), scale=batch.scale, max_query_len=40, window=window)
+        plain.assert_close(out, plain.answer(batch, window)[0])
 
 
 def check_lookup(module: ModuleType, fault: str, device: str) -> None:
