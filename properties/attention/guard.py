@@ -31,7 +31,7 @@ import numpy as np
 
 from properties.attention.accusation import accuse
 from properties.attention.hearsay import told_otherwise
-from properties.attention.interpreting import language_replaced_once
+from properties.attention.interpreting import as_annotated, language_replaced_once
 from properties.attention.launch import Launch, launch_of
 from properties.attention.places import NOWHERE, Addresses
 from properties.attention.protection import Protected
@@ -258,7 +258,7 @@ def _noting(method: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
     def noted(executor: Any, arguments: Any, options: Any) -> Any:
         on_host = method(executor, arguments, options)
         watch.begin((*on_host[0], *on_host[1].values()))
-        return on_host
+        return as_annotated(executor, *on_host)
 
     return noted
 

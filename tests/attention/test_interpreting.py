@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
+from properties.attention.guard import guarded
 from properties.attention.interpreting import language_replaced_once
 
 LOAD = tl.core.load
@@ -33,6 +34,12 @@ def halves_kernel(numbers, target, SIZE: tl.constexpr):
     for _ in range(10):
         value = half_of(value) + tl.sum(value, 0)
     tl.store(target + lane, value)
+
+
+@triton.jit
+def products_kernel(numbers, wide: tl.int64, narrow, target, SIZE: tl.constexpr):
+    number = tl.load(numbers + tl.arange(0, SIZE))
+    tl.store(target + tl.arange(0, SIZE), number * wide + number * narrow)
 
 
 def halves() -> torch.Tensor:
@@ -124,3 +131,17 @@ def test_an_interpreter_of_another_make_is_left_alone(monkeypatch: pytest.Monkey
     before = interpreter._patch_lang
     with language_replaced_once():
         assert interpreter._patch_lang is before
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_number_that_is_annotated_so_has_64_bits_as_when_it_is_compiled(by_name: bool) -> None:
+    numbers, target = torch.tensor([3, 2**20], dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+
+    with guarded():
+        if by_name:
+            products_kernel[(1,)](numbers, narrow=1, SIZE=2, target=target, wide=2**20)
+        else:
+            products_kernel[(1,)](numbers, 2**20, 1, target, 2)
+        assert target.tolist() == [3 * 2**20 + 3, 2**40 + 2**20]
+        with pytest.raises(interpreter.InterpreterError, match="int32 overflow"):
+            products_kernel[(1,)](numbers, 1, 2**20, target, 2)
