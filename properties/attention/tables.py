@@ -7,7 +7,7 @@ original does. A program that has read no such row may touch what any sequence o
 another form. One that has may be told of others beside (see `hearsay`).
 
 Small numbers may hold the blocks of every sequence by chance: the rows of a work list, (sequence, block), do so where each
-sequence has one block. What could be such a list, or a table of slots, is taken for no table.
+sequence has one block. What could be such a list, a map from blocks to sequences or a table of slots is taken for no table.
 
 Letters: S sequences, R rows of a table, W its width.
 """
@@ -29,6 +29,8 @@ MOST_SHARED_ENTRIES = 2**14
 """Of a table whose rows share memory: it is searched entry by entry."""
 FEW = 8
 """Numbers below may be sequences, heads or parts in a work list."""
+FEWEST = 2
+"""Sequences that have blocks: those of one alone stand in many a list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +94,12 @@ def tables_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[Table, ...]
     """The block tables of the owners among the tensors."""
     entries = [owner.entries(rights.block_size) for owner in rights.owners]
     known = [table for table in entries if table is not None]
-    if len(known) < len(entries) or not any((table != UNKNOWN).any() for table in known):
+    if len(known) < len(entries) or sum(bool((table != UNKNOWN).any()) for table in known) < FEWEST:
         return ()
     slots = [[o.slots for o in rights.owners], [np.where(t == UNKNOWN, UNKNOWN, t * rights.block_size) for t in known]]
     units = slots if rights.block_size > 1 else []
-    found = (_table(tensor, known, units) for tensor in tensors if tensor.dim() >= 2 and holds_integers(tensor))
+    integers = (tensor for tensor in tensors if tensor.dim() >= 2 and holds_integers(tensor))
+    found = (_table(tensor, rights.num_blocks, known, units) for tensor in integers)
     return tuple(table for table in found if table is not None)
 
 
@@ -112,7 +115,9 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _table(tensor: Tensor, entries: Sequence[Slots], others: Iterable[Sequence[Slots]]) -> Table | None:
+def _table(
+    tensor: Tensor, num_blocks: int, entries: Sequence[Slots], others: Iterable[Sequence[Slots]]
+) -> Table | None:
     """`others`: what rows of tables that name no blocks hold."""
     ids = tensor.numpy().reshape(-1, tensor.shape[-1])
     owners = _owners(ids, entries)
@@ -121,7 +126,9 @@ def _table(tensor: Tensor, entries: Sequence[Slots], others: Iterable[Sequence[S
     told = [i for i, table in enumerate(entries) if (table != UNKNOWN).any()]
     in_order = len(ids) >= len(entries) and bool(all(owners[i, i] for i in told))
     few = max(FEW, len(entries))
-    if not (in_order and any(len(entries[i]) > 1 for i in told)) and all(entries[i][0] < few for i in told):
+    # A tensor with a row for each block of the pool may say of each what is to be known of it.
+    evident = in_order and len(ids) < num_blocks and any(len(entries[i]) > 1 for i in told)
+    if not evident and all(entries[i][0] < few for i in told):
         return None
     for i in range(len(entries) if in_order else 0):  # so the rows of the empty ones are known too
         owners[i, i] = True

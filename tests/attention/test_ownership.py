@@ -217,10 +217,23 @@ def test_no_right_kernel_is_accused_where_small_numbers_are_blocks_by_chance(des
 
 
 def test_a_map_from_blocks_to_rows_is_no_table() -> None:
-    with guarded(protected_by(SWAPPED)):
-        sums = kernels.by_work(SWAPPED, by_block=True)
+    """In the second batch it holds the table of each row in that row, but of the first one, which has no tokens."""
+    in_order = batch_of((0, 2, 5), ((1, 2, 2, 1), (1, 2, 2, 2), (2, 0, 1, 1)))
 
-    assert sums.tolist() == sums_of(SWAPPED)
+    for batch in (SWAPPED, in_order):
+        with guarded(protected_by(batch)):
+            sums = kernels.by_work(batch, by_block=True)
+        assert sums.tolist() == sums_of(batch)
+
+
+def test_a_list_that_holds_the_blocks_of_the_one_sequence_that_has_some_is_no_table() -> None:
+    """Of each block the next one and its row, in order of the blocks: row 1 is at its place with blocks 0 and 1."""
+    links = torch.tensor([[1, 1], [0, 1], [0, 0]], dtype=torch.int32)
+    owners = [owner_of("row 0", []), owner_of("row 1", range(8))]
+
+    assert tables_among([links], Rights(10, SIZE, owners)) == ()
+    owners[0] = owner_of("row 0", range(4, 6))
+    assert len(tables_among([links], Rights(10, SIZE, owners))) == 1
 
 
 def test_a_pool_of_rows_of_slots_is_no_table() -> None:
