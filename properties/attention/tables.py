@@ -126,8 +126,9 @@ def _table(
     told = [i for i, table in enumerate(entries) if (table != UNKNOWN).any()]
     in_order = len(ids) >= len(entries) and bool(all(owners[i, i] for i in told))
     few = max(FEW, len(entries))
-    # A tensor with a row for each block of the pool may say of each what is to be known of it.
-    evident = in_order and len(ids) < num_blocks and any(len(entries[i]) > 1 for i in told)
+    # A narrow tensor with a row for each block of the pool may say of each what is to be known of it.
+    of_blocks = len(ids) >= num_blocks and ids.shape[1] <= FEW
+    evident = in_order and not of_blocks and any(len(entries[i]) > 1 for i in told)
     if not evident and all(entries[i][0] < few for i in told):
         return None
     for i in range(len(entries) if in_order else 0):  # so the rows of the empty ones are known too

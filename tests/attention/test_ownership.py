@@ -226,6 +226,15 @@ def test_a_map_from_blocks_to_rows_is_no_table() -> None:
         assert sums.tolist() == sums_of(batch)
 
 
+@pytest.mark.parametrize(("rows", "width", "known"), [(9, 3, True), (10, 3, False), (10, 9, True)])
+def test_a_tensor_with_a_row_for_each_block_is_a_table_if_it_is_wide(rows: int, width: int, known: bool) -> None:
+    tables = torch.zeros(rows, width, dtype=torch.int32)
+    tables[:2, :2] = torch.tensor([[5, 2], [1, 0]])
+    owners = [owner_of("row 0", [*range(20, 24), 8]), owner_of("row 1", [4, 5])]
+
+    assert len(tables_among([tables], Rights(10, SIZE, owners))) == known
+
+
 def test_a_list_that_holds_the_blocks_of_the_one_sequence_that_has_some_is_no_table() -> None:
     """Of each block the next one and its row, in order of the blocks: row 1 is at its place with blocks 0 and 1."""
     links = torch.tensor([[1, 1], [0, 1], [0, 0]], dtype=torch.int32)
