@@ -18,7 +18,7 @@ from fuzz.bench.contenders import Contender, Prepared, Scene, StoreScene, make_s
 from fuzz.bench.inputs import DTYPES, checksums, make_inputs, make_store_inputs
 from fuzz.bench.memory import free_bytes, sets_for
 from fuzz.bench.result import Ceilings, How, Row, State, with_ratios
-from properties.attention import guard
+from properties.attention.guarding import guard
 from properties.blame import last_lines, passes, said
 from properties.contract import AdapterError, UsageError
 

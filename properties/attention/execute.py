@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from properties.attention import guard
-from properties.attention.protection import Protected
+from properties.attention.guarding import guard
+from properties.attention.guarding.protection import Protected
 from properties.attention.target import AttentionTarget, Output
 from properties.blame import is_adapter_fault, last_lines, passes, said
 from properties.contract import FILL_IN, AdapterError

@@ -16,8 +16,8 @@ from properties.attention.buffers import Geometry, NoRoom, PoolMemory, allocate
 from properties.attention.cases import CopyCase, StoreCase
 from properties.attention.contents import DTYPES
 from properties.attention.execute import Fault, Refused, execute
+from properties.attention.guarding.protection import writing
 from properties.attention.judge_read import FAULT_PROPERTY
-from properties.attention.protection import writing
 from properties.attention.target import AttentionTarget, Pool
 from properties.attention.verdict import NOT_HIGH, Verdict
 from properties.wording import counted

@@ -15,7 +15,7 @@ from properties.attention.buffers import bytes_of
 from properties.attention.cases import ReadCase, Row, rows_of
 from properties.attention.contents import Content, expect_row, make_contents
 from properties.attention.execute import Fault, Refused, check_output, execute
-from properties.attention.protection import reading
+from properties.attention.guarding.protection import reading
 from properties.attention.scene import Scene, build
 from properties.attention.target import AttentionTarget, Output
 from properties.contract import AdapterError

@@ -14,7 +14,7 @@ from paged_ref.layouts import Layout, pack_keys, pack_values
 from properties.attention.buffers import Geometry, PoolMemory, allocate
 from properties.attention.cases import ReadCase, Row, blocks_needed
 from properties.attention.contents import DTYPES, Content
-from properties.attention.ownership import Owner, owner_of
+from properties.attention.guarding.ownership import Owner, owner_of
 from properties.attention.poison import fill, padding_ids
 from properties.attention.target import Batch
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from paged_ref.ownership import LiveSequence
-from properties.attention import guard
 from properties.attention.buffers import PoolMemory
 from properties.attention.execute import Fault, Refused, execute, uninitialised_memory_filled
-from properties.attention.ownership import owner_of
-from properties.attention.protection import Protected, reading, writing
+from properties.attention.guarding import guard
+from properties.attention.guarding.ownership import owner_of
+from properties.attention.guarding.protection import Protected, reading, writing
 from properties.blocks.probe import Crashed, Probe
 from properties.blocks.state import State
 from properties.cache.mirror import Mirror, contents_of, fill_slots, only_zeros_came, slots_that_differ

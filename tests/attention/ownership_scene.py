@@ -9,9 +9,9 @@ from triton.runtime.errors import InterpreterError
 
 from paged_ref.layouts import Layout
 from properties.attention.buffers import PoolMemory
-from properties.attention.guard import KernelFault, guarded
-from properties.attention.ownership import Owner, owner_of
-from properties.attention.protection import Protected, reading
+from properties.attention.guarding.guard import KernelFault, guarded
+from properties.attention.guarding.ownership import Owner, owner_of
+from properties.attention.guarding.protection import Protected, reading
 from properties.attention.target import Pool
 from tests.attention.ownership_kernels import SIZE, Batch
 

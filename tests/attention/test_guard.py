@@ -17,10 +17,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paged_ref.layouts import Layout
 from properties.attention.buffers import Geometry, allocate
-from properties.attention.guard import KernelFault, guarded, why_unavailable
-from properties.attention.ownership import Rights, owner_of
-from properties.attention.places import places_of
-from properties.attention.protection import Protected
+from properties.attention.guarding.guard import KernelFault, guarded, why_unavailable
+from properties.attention.guarding.ownership import Rights, owner_of
+from properties.attention.guarding.places import places_of
+from properties.attention.guarding.protection import Protected
 
 
 @triton.jit

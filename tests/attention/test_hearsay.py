@@ -16,8 +16,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
-from properties.attention import guard
-from properties.attention.guard import guarded
+from properties.attention.guarding import guard
+from properties.attention.guarding.guard import guarded
 from tests.attention import ownership_kernels as kernels
 from tests.attention.ownership_kernels import RIGHT, SIZE, Batch
 from tests.attention.ownership_scene import batch_of, fault_of, protected_by

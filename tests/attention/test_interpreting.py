@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from properties.attention.guard import guarded
-from properties.attention.interpreting import language_replaced_once
+from properties.attention.guarding.guard import guarded
+from properties.attention.guarding.interpreting import language_replaced_once
 
 LOAD = tl.core.load
 """As Triton is imported: what a device function replaces stays so."""

@@ -16,9 +16,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from triton.runtime.errors import InterpreterError
 
-from properties.attention.guard import guarded
-from properties.attention.ownership import Rights, owner_of
-from properties.attention.tables import Program, tables_among
+from properties.attention.guarding.guard import guarded
+from properties.attention.guarding.ownership import Rights, owner_of
+from properties.attention.guarding.tables import Program, tables_among
 from tests.attention import ownership_kernels as kernels
 from tests.attention.ownership_kernels import RIGHT, SIZE, Batch
 from tests.attention.ownership_scene import batch_of, fault_of, owners_of, protected_by, sums_of

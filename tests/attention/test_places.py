@@ -11,10 +11,10 @@ from torch import Tensor
 
 from paged_ref.layouts import Layout
 from properties.attention.buffers import _NORESERVE, Geometry, PoolMemory, allocate
+from properties.attention.guarding.ownership import owner_of
+from properties.attention.guarding.places import NOWHERE, places_of
+from properties.attention.guarding.protection import TOKEN_AXIS, reading, writing
 from properties.attention.high_ids import HIGH_STRIDE
-from properties.attention.ownership import owner_of
-from properties.attention.places import NOWHERE, places_of
-from properties.attention.protection import TOKEN_AXIS, reading, writing
 from properties.attention.target import Pool
 
 FORMS = ("separate", "interleaved", "layered", "uneven", "high_stride")

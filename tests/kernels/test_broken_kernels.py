@@ -13,7 +13,7 @@ import torch
 import triton
 
 from paged_impl import kernels
-from properties.attention import guard
+from properties.attention.guarding import guard
 from tests.kernels import plain
 
 FOLDER = Path(kernels.__file__).parent

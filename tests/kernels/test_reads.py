@@ -10,7 +10,7 @@ import torch
 import triton
 
 from paged_impl.kernels import decode, prefill
-from properties.attention import guard
+from properties.attention.guarding import guard
 from tests.kernels import plain
 
 Read = Callable[..., torch.Tensor]

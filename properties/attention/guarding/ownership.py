@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from properties.attention.places import Indices
+from properties.attention.guarding.places import Indices
 
 Slots = npt.NDArray[np.int64]
 Chosen = npt.NDArray[np.bool_]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from paged_ref.layouts import Layout
 from properties.attention.buffers import PoolMemory
-from properties.attention.ownership import Owner, Rights, owner_of
-from properties.attention.places import NOWHERE, Addresses, Indices, Places, overlap, places_of
+from properties.attention.guarding.ownership import Owner, Rights, owner_of
+from properties.attention.guarding.places import NOWHERE, Addresses, Indices, Places, overlap, places_of
 
 TOKEN_AXIS = {Layout.FLASH: 1, Layout.HND: 2, Layout.VLLM: 3}
 """Where in the shapes of `paged_ref.layouts` the offset in a block is; the block is first."""

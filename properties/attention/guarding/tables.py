@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from properties.attention.ownership import UNKNOWN, Chosen, Rights, Slots
-from properties.attention.places import NOWHERE, Addresses, Places, places_of
+from properties.attention.guarding.ownership import UNKNOWN, Chosen, Rights, Slots
+from properties.attention.guarding.places import NOWHERE, Addresses, Places, places_of
 
 # Larger tensors of integers are no table of a batch: they are not searched.
 MOST_ENTRIES = 2**20

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from properties.attention.extents import extent_of
-from properties.attention.ownership import UNKNOWN, Chosen, Owner, Rights
-from properties.attention.places import Addresses, Indices
-from properties.attention.protection import Protected
-from properties.attention.tables import Program, holds_integers
+from properties.attention.guarding.extents import extent_of
+from properties.attention.guarding.ownership import UNKNOWN, Chosen, Owner, Rights
+from properties.attention.guarding.places import Addresses, Indices
+from properties.attention.guarding.protection import Protected
+from properties.attention.guarding.tables import Program, holds_integers
 
 Numbers = npt.NDArray[np.int64]
 

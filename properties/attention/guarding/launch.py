@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from properties.attention.extents import Extent, extent_of, pointed_to
-from properties.attention.places import Addresses
+from properties.attention.guarding.extents import Extent, extent_of, pointed_to
+from properties.attention.guarding.places import Addresses
 from properties.wording import counted
 
 # A table of addresses has one per cache and layer, or one per block; larger tensors of integers are not searched for any.

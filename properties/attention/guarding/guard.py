@@ -29,13 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from properties.attention.accusation import accuse
-from properties.attention.hearsay import told_otherwise
-from properties.attention.interpreting import as_annotated, language_replaced_once
-from properties.attention.launch import Launch, launch_of
-from properties.attention.places import NOWHERE, Addresses
-from properties.attention.protection import Protected
-from properties.attention.tables import Program, Table, lengths_among, tables_among
+from properties.attention.guarding.accusation import accuse
+from properties.attention.guarding.hearsay import told_otherwise
+from properties.attention.guarding.interpreting import as_annotated, language_replaced_once
+from properties.attention.guarding.launch import Launch, launch_of
+from properties.attention.guarding.places import NOWHERE, Addresses
+from properties.attention.guarding.protection import Protected
+from properties.attention.guarding.tables import Program, Table, lengths_among, tables_among
 from properties.wording import counted
 
 READS = {"create_masked_load": (0, 1)}

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from properties.attention.ownership import Owner, Rights
-from properties.attention.places import NOWHERE, Addresses, Indices
-from properties.attention.protection import Protected
-from properties.attention.tables import Program
+from properties.attention.guarding.ownership import Owner, Rights
+from properties.attention.guarding.places import NOWHERE, Addresses, Indices
+from properties.attention.guarding.protection import Protected
+from properties.attention.guarding.tables import Program
 from properties.wording import counted
 
 
