@@ -47,13 +47,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one launch. Copies: bytes of each cp.async instruction in the code."""
+    """What the compiler says of one launch. Copies: bytes of each cp.async instruction in the code. stack_bytes: of local
+    memory a thread, where what is spilled goes.
+    """
 
     name: str
     num_warps: int
     num_registers: int
     stack_bytes: int
-    spills_in_loops: int
     shared_bytes: int
     copy_bytes: tuple[int, ...]
     num_mma: int
@@ -131,7 +132,6 @@ def _read(binary: Any) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(binary.asm["cubin"])
         usage = _output(tools / "cuobjdump", "-res-usage", file.name)
-        code = _output(tools / "nvdisasm", "-c", file.name)
     registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
     ptx = binary.asm["ptx"]
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], (0x[0-9a-f]+)", ptx)
@@ -140,7 +140,6 @@ def _read(binary: Any) -> Compiled:
         num_warps=binary.metadata.num_warps,
         num_registers=registers,
         stack_bytes=stack,
-        spills_in_loops=_spills_in_loops(code),
         shared_bytes=binary.metadata.shared,
         copy_bytes=tuple(int(size, 16) for size in copies),
         num_mma=len(re.findall(r"\bmma\.sync", ptx)),
@@ -151,22 +150,3 @@ def _read(binary: Any) -> Compiled:
 
 def _output(*command: Any) -> str:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
-
-
-def _spills_in_loops(code: str) -> int:
-    """Local memory accesses inside innermost loops (a label and a later branch back to it), in an nvdisasm listing.
-
-    Innermost: code moved out of line, such as the waiting for a barrier, also branches back, over everything between.
-    """
-    labels: dict[str, int] = {}
-    spills: list[int] = []
-    loops: list[tuple[int, int]] = []
-    for number, line in enumerate(code.splitlines()):
-        if match := re.match(r"(\.L_x_\d+):", line):
-            labels[match[1]] = number
-        if re.search(r"\b(LDL|STL)\b", line):
-            spills.append(number)
-        if (match := re.search(r"BRA.*?`\((\.L_x_\d+)\)", line)) and match[1] in labels:
-            loops.append((labels[match[1]], number))
-    inner = [loop for loop in loops if not any(loop[0] <= other[0] and other[1] < loop[1] for other in loops)]
-    return sum(any(start < spill < stop for start, stop in inner) for spill in spills)

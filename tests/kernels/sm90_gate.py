@@ -1,4 +1,4 @@
-"""Compile what the rules choose for a set of shapes, for sm_90; print one JSON list. A process of its own: see sm90.py."""
+"""Compile what the rules choose for a set of shapes, for sm_90; print one JSON object. A process of its own: see sm90.py."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ import sm90
 import torch
 
 from paged_impl.kernels import decode, prefill, store
+from paged_impl.kernels.rules import PrefillRule
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # (name, sequences, query length, query heads, KV heads, head dim, block size, dtype); contexts of 4096 tokens, "short" ones
@@ -92,6 +93,12 @@ def store_launches() -> list[sm90.Launch]:
     return recorded
 
 
+def starved_launch() -> sm90.Launch:
+    """A prefill whose threads have too few registers."""
+    rule = PrefillRule(64, 64, 4, 3, pack=1, max_registers=104)
+    return launches("prefill", *PREFILL[0][1:], rule=rule)[0]
+
+
 def before_atomic(ptx: list[str]) -> list[str]:
     """Stores, barriers and fences in front of the first atomic, the nearest last; [] without an atomic."""
     kinds = ("st.global", "bar.sync", "atom.global.gpu.acq_rel", "atom.")
@@ -129,7 +136,8 @@ def main(write: Callable[[str], object] = sys.stdout.write) -> None:
         fields["narrow_loads"] = len([line for line in loads if re.search(r"\.[bus](8|16)\b", line)])
         fields["before_atomic"] = before_atomic(ptx)
         compiled.append({"shape": name, "options": options} | fields)
-    write(json.dumps(compiled))
+    starved = sm90.compile_launch(starved_launch())
+    write(json.dumps({"shipped": compiled, "starved": {"stack_bytes": starved.stack_bytes}}))
 
 
 if __name__ == "__main__":
