@@ -12,6 +12,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import interpreter, jit
 from triton.runtime.errors import InterpreterError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -105,6 +106,17 @@ def _protected(pool: Tensor, readable: list[int], writable: list[int]) -> Protec
 
 def test_the_guard_works_with_the_installed_triton() -> None:
     assert why_unavailable() is None
+
+
+@pytest.mark.parametrize(("owner", "name"), [(interpreter.GridExecutor, "_init_args_hst"), (jit, "_normalize_ty")])
+def test_nothing_is_guarded_where_an_interpreter_lacks_what_is_used(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(owner, name)
+
+    assert why_unavailable() == f"this Triton's interpreter lacks {name}"
+    with pytest.raises(RuntimeError, match=f"kernels cannot be guarded: .*{name}"), guarded():
+        pass
 
 
 @pytest.mark.parametrize(

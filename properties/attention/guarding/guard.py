@@ -15,8 +15,8 @@ says how far a kernel may go.
 What the guard knows of the interpreter's internals is in this file (seen in Triton 3.7.1: where the methods below take
 pointers and mask, that a load returns its values as `data` and their type as `dtype`, that `set_grid_idx` begins a
 program, that `GridExecutor._init_args_hst` returns the launch's tensors on the host, that its `__call__` is a
-launch, and the text of the assertion of integer overflow). Where those are not as expected `why_unavailable` says so, and
-nothing is guarded; a test holds that the installed Triton fits.
+launch, that `jit._normalize_ty` names the type of an annotation, and the text of the assertion of integer overflow). Where
+those are not as expected `why_unavailable` says so, and nothing is guarded; a test holds that the installed Triton fits.
 """
 
 import re
@@ -158,17 +158,13 @@ def why_unavailable() -> str | None:
     if "triton" not in sys.modules:
         return "Triton is not imported"
     try:
-        from triton.runtime import interpreter
+        from triton.runtime import interpreter, jit
     except ImportError as error:
         return f"Triton's interpreter does not import: {error}"
-    missing = [
-        name
-        for name in (*READS, *WRITES, *ATOMICS, ASSERTION, PROGRAM)
-        if not hasattr(interpreter.InterpreterBuilder, name)
-    ]
-    if missing or not hasattr(interpreter.GridExecutor, "_init_args_hst"):
-        return f"this Triton's interpreter lacks {missing or 'GridExecutor._init_args_hst'}"
-    return None
+    used = [(interpreter.InterpreterBuilder, name) for name in (*READS, *WRITES, *ATOMICS, ASSERTION, PROGRAM)]
+    used += [(interpreter.GridExecutor, "_init_args_hst"), (jit, "_normalize_ty")]
+    missing = [name for owner, name in used if not hasattr(owner, name)]
+    return f"this Triton's interpreter lacks {', '.join(missing)}" if missing else None
 
 
 @contextmanager
