@@ -249,7 +249,8 @@ def has_large_shared_memory(capability: int) -> bool:
 
 
 def alignment(strides: list[int]) -> int:
-    """Elements (at most 16) that divide every cache stride: what the kernels may promise the compiler about offsets."""
+    """Elements (at most 16) that divide every stride: what the kernels may promise the compiler about offsets (ALIGN: of the
+    caches; ALIGN_ROWS: of queries and output)."""
     return next(size for size in (16, 8, 4, 2, 1) if all(stride % size == 0 for stride in strides))
 
 
