@@ -90,7 +90,7 @@ def decode_rule(
     block_m = min(max(16, int(triton.next_power_of_2(group))), 64)
     large = has_large_shared_memory(capability)
     deep = 7 if capability >= 90 else 5  # three tiles in flight, or two
-    if dtype == torch.float32:  # exact products run on the FMA units and hold whole tiles in registers
+    if dtype == torch.float32:
         rule = _exact_decode_rule(block_m, width, block_size, capability)
     elif not large:
         rule = DecodeRule(block_m, min(64, 8192 // width), num_warps=4, num_stages=3)

@@ -212,15 +212,6 @@ def test_a_stranger_s_plain_cache_is_clean_and_its_broken_twin_is_not() -> None:
     assert any(v.broke("READ-1") and "Clue" in v.message("READ-1") for v in broken)
 
 
-@pytest.fixture
-def triton_runs() -> None:
-    """Skips where Triton's kernels cannot run."""
-    try:
-        OurTritonCache()
-    except Unavailable as reason:
-        pytest.skip(str(reason))
-
-
 class _ReadsOneTokenTooMany(PagedKVCache):
     def _attend(self, caches: Any, query: Tensor, step: Step, scale: float) -> Tensor:
         return super()._attend(caches, query, dataclasses.replace(step, context_lens=step.context_lens + 1), scale)

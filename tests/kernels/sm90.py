@@ -131,7 +131,8 @@ def _read(binary: Any) -> Compiled:
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(binary.asm["cubin"])
-        usage = _output(tools / "cuobjdump", "-res-usage", file.name)
+        command = [str(tools / "cuobjdump"), "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
     ptx = binary.asm["ptx"]
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], (0x[0-9a-f]+)", ptx)
@@ -146,7 +147,3 @@ def _read(binary: Any) -> Compiled:
         num_wgmma=len(re.findall(r"wgmma\.mma_async", ptx)),
         ptx=ptx,
     )
-
-
-def _output(*command: Any) -> str:
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout

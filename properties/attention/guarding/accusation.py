@@ -16,16 +16,12 @@ def accuse(kind: str, memory: Protected, program: Program, touched: tuple[Addres
     """What an access did that must not be: `touched` are the address, the block and the offset in it of each bad lane,
     block and offset NOWHERE between the slots.
     """
-    num_bad = len(touched[0])
     address, block, offset = (int(numbers[0]) for numbers in touched)
     rights = memory.readable if kind == "load" else memory.writable
-    name = memory.cache_at(address)
+    elements = counted(len(touched[0]), "element")
+    touches = f"a {kind} touches {elements} of {memory.cache_at(address)} that this call must not touch"
     if block == NOWHERE or rights is None:
-        return (
-            f"a {kind} touches {counted(num_bad, 'element')} of {name} that this call must not touch (memory between its "
-            f"slots), the first at byte {address - memory.start} of its memory"
-        )
-    touches = f"a {kind} touches {counted(num_bad, 'element')} of {name} that this call must not touch"
+        return f"{touches} (memory between its slots), the first at byte {address - memory.start} of its memory"
     slot = f"the first in block {block}, offset {offset} (slot {block * rights.block_size + offset})"
     if kind == "store":
         return f"{touches} (slots that are not listed), {slot}"

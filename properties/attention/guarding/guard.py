@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from properties.attention.guarding.accusation import accuse
+from properties.attention.guarding.extents import Extent
 from properties.attention.guarding.hearsay import told_otherwise
 from properties.attention.guarding.interpreting import as_annotated, language_replaced_once
 from properties.attention.guarding.launch import Launch, launch_of
@@ -69,9 +70,10 @@ class Watch:
         self.launch = launch_of(arguments, [(memory.start, memory.end) for memory in self.protected])
         rights = next((memory.readable for memory in self.protected if memory.readable is not None), None)
         tables: tuple[Table, ...] = ()
+        lengths: tuple[Extent, ...] = ()
         if rights is not None and rights.differ:
             tables = tables_among(self.launch.given, rights)
-        lengths = lengths_among(self.launch.given, rights) if tables and rights is not None else ()
+            lengths = lengths_among(self.launch.given, rights) if tables else ()
         self.program = Program((0, 0, 0), tables, lengths)
 
     def begin_program(self, index: tuple[int, int, int]) -> None:

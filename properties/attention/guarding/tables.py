@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from properties.attention.guarding.extents import Extent, extent_of
 from properties.attention.guarding.ownership import UNKNOWN, Chosen, Rights, Slots
 from properties.attention.guarding.places import NOWHERE, Addresses, Places, places_of
 
@@ -109,12 +110,6 @@ def holds_integers(tensor: Tensor) -> bool:
     return not other and 0 < tensor.numel() <= MOST_ENTRIES and tensor.device.type == "cpu"
 
 
-def extent(tensor: Tensor) -> tuple[int, int]:
-    """From the first to the last element of a dense tensor that has some, as byte addresses."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
 def _table(
     tensor: Tensor, num_blocks: int, entries: Sequence[Slots], others: Iterable[Sequence[Slots]]
 ) -> Table | None:
@@ -139,9 +134,9 @@ def _table(
     addresses = None if places is not None else _addresses_of(tensor).reshape(ids.shape)
     columns = _owners(ids.T, entries)
     by_column = np.zeros((ids.shape[1], len(entries)), dtype=np.bool_) if columns is None else columns
-    start, end = extent(tensor)
-    shape, size = tuple(tensor.shape[:-1]), tensor.element_size()
-    return Table(ids.astype(np.int64), owners, by_column, start, end, size, places, shape, addresses)
+    extent, shape, size = extent_of(tensor), tuple(tensor.shape[:-1]), tensor.element_size()
+    assert extent is not None, "an empty tensor holds no blocks"
+    return Table(ids.astype(np.int64), owners, by_column, *extent, size, places, shape, addresses)
 
 
 def _owners(ids: npt.NDArray[np.int64], entries: Sequence[Slots]) -> Chosen | None:
@@ -168,7 +163,7 @@ def _addresses_of(tensor: Tensor) -> Addresses:
     return offsets + tensor.data_ptr()
 
 
-def lengths_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[tuple[int, int], ...]:
+def lengths_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[Extent, ...]:
     """The extents of tensors that hold nothing but the lengths of the sequences, or their sums: they name no block, unless
     all blocks are among them.
     """
@@ -177,11 +172,12 @@ def lengths_among(tensors: Iterable[Tensor], rights: Rights) -> tuple[tuple[int,
     known = [*lengths, *(np.concatenate([[0], np.cumsum(numbers)]) for numbers in lengths)]
     blocks = np.unique(np.concatenate([o.slots[o.slots >= 0] for o in owners])) // rights.block_size
     integers = (tensor for tensor in tensors if holds_integers(tensor) and tensor.dim() == 1)
-    return tuple(
-        extent(t)
+    found = (
+        extent_of(t)
         for t in integers
         if any(np.array_equal(t.numpy(), numbers) for numbers in known) and not np.isin(blocks, t.numpy()).all()
     )
+    return tuple(extent for extent in found if extent is not None)
 
 
 def _parts(
@@ -203,7 +199,7 @@ class Program:
 
     index: tuple[int, int, int]
     tables: tuple[Table, ...] = ()
-    lengths: tuple[tuple[int, int], ...] = ()
+    lengths: tuple[Extent, ...] = ()
     owners: frozenset[int] = frozenset()
     told: list[tuple[Addresses, int, npt.NDArray[np.int64]]] = field(default_factory=list)
 
@@ -215,8 +211,7 @@ class Program:
 
     def learns(self, addresses: Addresses, width: int, values: npt.NDArray[np.int64]) -> None:
         """Integers that were loaded."""
-        if self.tables:
-            self.told.append((addresses, width, values))
+        self.told.append((addresses, width, values))
 
     def told_elsewhere(self) -> list[tuple[Addresses, npt.NDArray[np.int64]]]:
         """The integers that came from no row of a sequence in a table, with their addresses; a pair for each load, and one for
