@@ -252,9 +252,7 @@ def _launch(
         scale * LOG2_E, checks.capacity_of(block_table, k_cache), num_heads,
         kernel_out.stride(0), kernel_out.stride(1), q.stride(0), q.stride(1), block_table.stride(0), *strides,
         GROUP=group, PACK=rule.pack, HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], WINDOW=window or 0,
-        WITH_LSE=lse.numel() > 0, SAME_STRIDES=strides[:3] == strides[3:], ALIGN=rules.alignment(strides),
-        WIDE_PAGES=rules.has_wide_pages(k_cache, v_cache), BF16_BITS=bits, TMA=tma,
-        ALIGN_ROWS=rules.alignment([*q.stride()[:2], *kernel_out.stride()[:2]]),
+        WITH_LSE=lse.numel() > 0, BF16_BITS=bits, TMA=tma, **rules.layout(q, kernel_out, k_cache, v_cache),
         BLOCK_M=rule.block_m, BLOCK_N=rule.block_n, BLOCK_D=rules.padded_head_dim(head_dim),
         num_warps=rule.num_warps, num_stages=rule.num_stages, **capped,
     )  # fmt: skip

@@ -254,6 +254,17 @@ def alignment(strides: list[int]) -> int:
     return next(size for size in (16, 8, 4, 2, 1) if all(stride % size == 0 for stride in strides))
 
 
+def layout(q: torch.Tensor, out: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int | bool]:
+    """What decode and prefill are compiled for: how their tensors lie in memory."""
+    k_strides, v_strides = list(k_cache.stride()[:3]), list(v_cache.stride()[:3])
+    return {
+        "SAME_STRIDES": k_strides == v_strides,
+        "ALIGN": alignment(k_strides + v_strides),
+        "WIDE_PAGES": has_wide_pages(k_cache, v_cache),
+        "ALIGN_ROWS": alignment([*q.stride()[:2], *out.stride()[:2]]),
+    }
+
+
 def has_wide_pages(*caches: torch.Tensor) -> bool:
     """Whether the tokens of a page of `[blocks, block size, Hkv, d]` lie 2**31 elements apart."""
     return any((cache.shape[1] - 1) * cache.stride(1) >= 2**31 for cache in caches)
