@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fuzz import messages
-from fuzz.isolate import BEAT, Emit, Ended
+from fuzz.isolate import BEAT, Emit, Ended, unreturned
 from fuzz.own_error import in_guarded_fork
 from fuzz.values import DEFAULT_LIMIT_S
 from properties.case import Case, decode, encode
@@ -40,7 +40,7 @@ def replay(target: Target, case: Case, limit_s: float) -> messages.Judged:
     ended = in_guarded_fork(lambda emit: _replay(spec, target, case, emit), limit_s=limit_s)
     step = min(ended.beats, len(case.operations))
     if ended.failed:
-        how = ended.died or f"it did not return within {limit_s:g} s"
+        how = ended.died or unreturned(limit_s)
         if not step:
             return messages.Judged(adapter=f"before the first operation: {how}. Remedy: {MUST_RETURN}")
         return messages.Judged(died=how, step=step)

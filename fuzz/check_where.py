@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzz import messages
 from fuzz.case_in_fork import CRASH, MADE_WRONG, NO_LIMIT_S, call_in_words
-from fuzz.isolate import BEAT, Emit, Ended
+from fuzz.isolate import BEAT, Emit, Ended, unreturned
 from properties.drive import NUM_STEPS, drive
 from properties.levels import LevelSpec
 from properties.trial import EVERYTHING, Verdict
@@ -77,7 +77,7 @@ def require_alive(ended: Ended, limit_s: float, where: Whereabouts) -> None:
     if not ended.failed:
         return
     call = where.read()
-    how = f"it did not return within {limit_s:g} s" if ended.hung else ended.died
+    how = unreturned(limit_s) if ended.hung else ended.died
     if where.in_operation:
         note = f"{CRASH}: {call}: {how}. The target is checked no further: `pagefault run` finds and explains it"
         raise Stopped(messages.Checked(notes=(note,)))

@@ -10,9 +10,13 @@ from fuzz import child, messages
 from properties.blocks.opening import NOT_THE_ADAPTER, RESET
 from properties.case import Case, decode, encode, read
 from properties.contract import UsageError
+from properties.minimise import REPEATS
 
 ANSWER_S = 60.0
 """Seconds beyond its own limits after which a job's process is given up."""
+NOT_EACH_TIME = (
+    "it failed again, but in {} of {} more fresh processes not, or at another step: the target is not deterministic"
+)
 KEEPS_STATE = f"state is kept between cases: {RESET}. {NOT_THE_ADAPTER}"
 
 
@@ -90,19 +94,26 @@ def _minimise(
             break
         if isinstance(reply, messages.Smaller):
             smaller = decode(reply.case.encode())
+            if reply.missed:
+                return "flaky", case, NOT_EACH_TIME.format(reply.missed, REPEATS - 1)
             if reply.held or isolated:
                 return "finding", smaller, ""
     return "finding", case, "it could not be made smaller"
 
 
 def minimised(case: Case, device: str, limit_s: float, seconds: float) -> Case:
-    """A smaller case. Raises `UsageError` where the case does not fail here."""
+    """A smaller case. Raises `UsageError` where the case does not fail here, or not each time."""
     worker = child.start(case.target, device)
     try:
         command = messages.Confirm(case=encode(case).decode(), limit_s=limit_s)
         confirmed = child.ask(worker, command, ANSWER_S + 6 * limit_s)
         if isinstance(confirmed, messages.Confirmed) and confirmed.how == "failed":
-            return _minimise(worker, case, limit_s, seconds)[1]
+            how, smaller, why = _minimise(worker, case, limit_s, seconds)
+            if how == "flaky":
+                raise UsageError(
+                    f"the case breaks {case.property} on {case.target} by chance here ({why}): nothing to minimise"
+                )
+            return smaller
         if isinstance(confirmed, messages.Unusable):
             raise UsageError(confirmed.message)
         what = getattr(confirmed, "detail", "")

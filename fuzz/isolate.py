@@ -23,6 +23,7 @@ BEAT = b""
 _DONE = b"\x00done"
 """The last frame: a target that calls `os._exit(0)` must not pass for one that came to its end."""
 
+_UNRETURNED = "it did not return within"
 Emit = Callable[[bytes], None]
 
 
@@ -46,6 +47,16 @@ class Ended:
     def failed(self) -> bool:
         """Whether the process died or hung."""
         return bool(self.died) or self.hung
+
+
+def unreturned(limit_s: float) -> str:
+    """The words for a call that was stopped after `limit_s` seconds."""
+    return f"{_UNRETURNED} {limit_s:g} s"
+
+
+def is_unreturned(words: str) -> bool:
+    """Whether they are, or end with, those of `unreturned`."""
+    return _UNRETURNED in words
 
 
 def in_fork(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fuzz import messages
 from fuzz.case_in_fork import MADE_WRONG, call_limit, fails_with, joined_case, replay, run_in_fork
 from fuzz.check import check
-from fuzz.isolate import BEAT, Emit, Ended, in_fork
+from fuzz.isolate import BEAT, Emit, Ended, in_fork, unreturned
 from fuzz.kept import Behind
 from fuzz.making import signs_of_life
 from fuzz.own_error import OwnError
@@ -76,7 +76,7 @@ def make(target: Target, limit_s: float) -> messages.Made:
 
     ended = in_fork(work, limit_s=limit_s)
     if ended.failed:
-        return messages.Made(problem=f"{MADE_WRONG}: {ended.died or f'it did not return within {limit_s:g} s'}")
+        return messages.Made(problem=f"{MADE_WRONG}: {ended.died or unreturned(limit_s)}")
     return messages.Made(problem=ended.frames[-1].decode(errors="replace").strip())
 
 

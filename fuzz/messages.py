@@ -182,10 +182,14 @@ class Confirmed(Message, frozen=True, tag="confirmed"):
 
 
 class Smaller(Message, frozen=True, tag="smaller"):
-    """The smallest case found; `held` says that it failed once more in a process of its own."""
+    """The smallest case found; `held` says that it fails each time in a process of its own.
+
+    missed: of REPEATS - 1 more runs those in which the case that was to be made smaller did not fail as before.
+    """
 
     case: str
     held: bool
+    missed: int = 0
 
 
 class Checked(Message, frozen=True, tag="checked"):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fuzz.campaign_state import Worker
 from fuzz.child import READY_LIMIT_S
+from fuzz.isolate import unreturned
 from fuzz.values import DEFAULT_LIMIT_S
 from properties.targets import BUILTIN, WITH_PATH
 
@@ -30,12 +31,12 @@ def overdue(worker: Worker, given_s: float) -> Overdue | None:
     if worker.child.ready is None:
         limit_s, since = _to_be_ready(worker)
         late = time.monotonic() - since > limit_s
-        return Overdue(f"it did not return within {limit_s:g} s") if late else None
+        return Overdue(unreturned(limit_s)) if late else None
     limit_s = _of_a_call(worker, given_s)
     if worker.busy is None or worker.child.silent_s(worker.journal) <= limit_s:
         return None
     shown = limit_s < worker.run.limit_s  # by other calls, not by the user: confirmed with more time
-    return Overdue(f"it did not return within {limit_s:g} s", max(LEAST_CONFIRM_S, 1.5 * limit_s) if shown else None)
+    return Overdue(unreturned(limit_s), max(LEAST_CONFIRM_S, 1.5 * limit_s) if shown else None)
 
 
 def is_stuck(worker: Worker) -> bool:

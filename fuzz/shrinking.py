@@ -19,10 +19,10 @@ from fuzz.case_in_fork import (
     run_in_fork,
     second_call_in_fork,
 )
-from fuzz.isolate import BEAT, Emit, in_fork
+from fuzz.isolate import BEAT, Emit, in_fork, is_unreturned
 from properties.case import Case, encode
 from properties.contract import Breach
-from properties.minimise import minimise
+from properties.minimise import REPEATS, minimise
 from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, run_trace
@@ -45,12 +45,28 @@ class Minimiser:
         self.deadline = time.monotonic() + command.seconds
 
     def run(self) -> messages.Message:
-        """The smallest case found, judged once more in a fork of its own; the case itself where none held."""
+        """The smallest case found that fails each time in forks of its own; the case itself where none does."""
         best = self._isolated() if self.isolated else self._together()
-        finished = self._finish(best)
-        if finished is not None:
-            return messages.Smaller(case=encode(finished).decode(), held=True)
-        return messages.Smaller(case=encode(self._finish(self.case) or self.case).decode(), held=False)
+        missed = 0
+        for candidate in (best, self.case):
+            finished = self._finish(candidate)
+            missed = REPEATS - 1 if finished is None else self._missed(finished)
+            if finished is not None and not missed:
+                return messages.Smaller(case=encode(finished).decode(), held=candidate is best)
+        return messages.Smaller(case=encode(self.case).decode(), held=False, missed=missed)
+
+    def _missed(self, case: Case) -> int:
+        """How many of REPEATS - 1 runs do not fail at the step where it failed. A hang is taken as it is: each one costs its
+        whole limit."""
+        if case.property == CRASH and is_unreturned(case.message):
+            return 0
+        return sum(self._step_broken(case) != _step_told(case) for _ in range(REPEATS - 1))
+
+    def _step_broken(self, case: Case) -> int:
+        judged = replay(self.target, case, self.limit_s)
+        if judged.died:
+            return judged.step if case.property == CRASH else 0
+        return next((step for id, _, step in judged.breaches if id == case.property), 0)
 
     def _together(self) -> Case:
         best = [self.case]
@@ -171,3 +187,8 @@ class Minimiser:
         order = tuple(Breach(*breach) for breach in breaches)
         new = {"message": message, "versions": now, "flaky": False, "breaches": order, "outcomes": dict(outcomes)}
         return Case(**{**msgspec.structs.asdict(case), **new})
+
+
+def _step_told(case: Case) -> int:
+    """The step at which a finished case breaks its clause."""
+    return next(breach.step for breach in case.breaches if breach.property == case.property)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from fuzz.isolate import BEAT, Emit, Ended, in_fork
+from fuzz.isolate import BEAT, Emit, Ended, in_fork, unreturned
 from fuzz.workload_base import Tell, Watch
 from fuzz.workload_pool import WorkloadResult
 from properties.blame import last_lines
@@ -95,7 +95,7 @@ def _concluded(latest: Account, ended: Ended, board: Board, name: str, limit_s: 
         raise UsageError(
             f"{name}: {ended.died}. Give a smaller pool (--blocks), larger blocks (--block-size) or fewer requests (--requests)"
         )
-    how = f"it did not return within {limit_s:g} s" if hung else ended.died
+    how = unreturned(limit_s) if hung else ended.died
     if result is None:
         raise UsageError(
             f"verdict ADAPTER for {name}: {call or 'between two calls'}: {how}. Remedy: make and open it without waiting"

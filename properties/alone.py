@@ -12,6 +12,7 @@ from properties.case import Case
 from properties.contract import AdapterError, UsageError
 from properties.elsewhere import OwnError, broken_elsewhere
 from properties.judging import ONCE, Results
+from properties.minimise import REPEATS
 from properties.targets import Unavailable
 from properties.wording import HELD_ALONE
 
@@ -35,11 +36,17 @@ def confirm(results: Results, device: str) -> None:
 def confirmed(case: Case, device: str) -> Case:
     """The case with `flaky` and `message` by whether it breaks its clause alone; as it is where that cannot be told."""
     try:
-        broken = broken_elsewhere(case, device)
+        step = broken_elsewhere(case, device).get(case.property)
+        again = step is not None and case.flaky and _breaks_again(case, device, step)
     except (AdapterError, UsageError, Unavailable, OwnError):
         return case
-    if case.property not in broken:
+    if step is None:
         return replace(case, flaky=True, message=f"{case.message}. {NOT_ALONE}")
-    if case.flaky:
+    if again:
         return replace(case, flaky=False, message=case.message.replace(ONCE, f"{ONCE} here. {ONLY_ALONE}"))
     return case
+
+
+def _breaks_again(case: Case, device: str, step: int) -> bool:
+    """Whether what did not break each time here does so there, at the same step: once may be chance there, too."""
+    return all(broken_elsewhere(case, device).get(case.property) == step for _ in range(REPEATS - 1))

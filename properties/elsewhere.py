@@ -107,14 +107,18 @@ def shapes_elsewhere(target_name: str, device: str) -> dict[str, str | None]:
     return shapes
 
 
-def broken_elsewhere(case: Case, device: str) -> tuple[str, ...]:
-    """The clauses that the trace of a case breaks in a process of its own. Raises as `judge_elsewhere`, and AdapterError."""
+def broken_elsewhere(case: Case, device: str) -> dict[str, int]:
+    """The clauses that the trace of a case breaks in a process of its own, each with its step.
+
+    Raises as `judge_elsewhere`, and AdapterError.
+    """
     order = Order("trace", case.target, device, trace=(case.geometry, case.operations))
     with _folder() as name:
         answer, death = _ask(order, Path(name))
     if answer.adapter is not None:
         raise AdapterError(*answer.adapter)
-    return (DEATH,) if death is not None else answer.results["broken"]
+    broken: dict[str, int] = answer.results["broken"] if death is None else {DEATH: len(case.operations)}
+    return broken
 
 
 def _folder() -> TemporaryDirectory[str]:

@@ -126,7 +126,7 @@ def run_one(order: Order, folder: Path, write: Callable[[Answer], None]) -> None
     verdict = run_trace(spec, target.make, *order.trace, tolerate=EVERYTHING)
     if verdict.adapter is not None and not verdict.breaches:
         raise verdict.adapter
-    write(Answer(complete=True, results={"broken": tuple(breach.property for breach in verdict.breaches)}))
+    write(Answer(complete=True, results={"broken": {breach.property: breach.step for breach in verdict.breaches}}))
 
 
 def shapes(order: Order, folder: Path, write: Callable[[Answer], None]) -> None:

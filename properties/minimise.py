@@ -15,6 +15,9 @@ from properties.levels import LevelSpec
 from properties.trial import EVERYTHING, Verdict, run_trace
 
 Trace = tuple[Any, tuple[Any, ...]]
+REPEATS = 4
+"""How often a case breaks its clause, each time at the same step, before it is called certain: by chance, a target that is
+wrong in one look of hundreds breaks a long case in every second run."""
 
 
 def minimise(
@@ -66,12 +69,16 @@ def judge(spec: LevelSpec, make: Callable[[], Any], geometry: Any, operations: S
     return run_trace(spec, make, geometry, operations, tolerate=EVERYTHING)
 
 
+def step_broken(verdict: Verdict, property: str) -> int | None:
+    """The step at which a trace breaks a clause, if it does."""
+    return next((breach.step for breach in verdict.breaches if breach.property == property), None)
+
+
 def trimmed(spec: LevelSpec, make: Callable[[], Any], trace: Trace, property: str) -> Trace:
     """The trace without operations that have no meaning, cut after the step that breaks the clause."""
     verdict = judge(spec, make, *trace)
-    step = next((breach.step for breach in verdict.breaches if breach.property == property), len(trace[1]))
-    cut = judge(spec, make, trace[0], trace[1][:step])
+    cut = judge(spec, make, trace[0], trace[1][: step_broken(verdict, property)])
     return (trace[0], tuple(cut.applied)) if cut.broke(property) else trace
 
 
-__all__ = ["Trace", "breaks", "judge", "minimise", "trimmed"]
+__all__ = ["REPEATS", "Trace", "breaks", "judge", "minimise", "step_broken", "trimmed"]

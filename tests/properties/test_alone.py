@@ -14,6 +14,9 @@ from properties.machine import PROFILES
 from properties.targets import load
 
 TARGETS = """
+import os
+from pathlib import Path
+
 from properties.targets.ours import OurBlocks
 
 class Turns(OurBlocks):
@@ -40,10 +43,24 @@ class Once(OurBlocks):
             return table[::-1]
         return table
 
+RUNS = Path(__file__).with_suffix(".runs")
+
+class Alternates(OurBlocks):
+    # Wrong in every second trace, and in every second process.
+    wrong = RUNS.exists() and RUNS.stat().st_size % 2 == 0
+    def open(self, config):
+        super().open(config)
+        Alternates.wrong = self.wrong_here = not Alternates.wrong
+        if os.getpid() != PROCESS:
+            with RUNS.open("a") as file:
+                file.write(".")
+    def table(self, name):
+        table = list(super().table(name))
+        return table[::-1] if self.wrong_here and len(table) == 2 else table
+
 class Gone(Turns):
     # It cannot be made in another process.
     def __init__(self):
-        import os
         if os.getpid() != PROCESS:
             raise RuntimeError("only one of us")
         super().__init__()
@@ -54,7 +71,7 @@ class Gone(Turns):
 def judged(tmp_path: Path, request: pytest.FixtureRequest) -> Results:
     """The results of the target that the test is parametrised with, confirmed."""
     file = tmp_path / "keeping.py"
-    file.write_text(f"{TARGETS}\nPROCESS = {os.getpid()}\n")
+    file.write_text(f"PROCESS = {os.getpid()}\n{TARGETS}")
     results = judge_target(load(f"{file}:{request.param}"), PROFILES["pagefault-dev"], 60, Ledger(), [])
     confirm(results, "cpu")
     return results
@@ -98,3 +115,12 @@ def test_where_it_cannot_be_told_nothing_is_said(judged: Results) -> None:
 
     assert not found.flaky
     assert "fresh process" not in found.message
+
+
+@pytest.mark.parametrize("judged", ["Alternates"], indirect=True)
+def test_what_broke_in_a_fresh_process_by_chance_is_not_called_certain(judged: Results) -> None:
+    found = only(judged, "SLOT-1").case
+
+    assert found.flaky
+    assert ONCE in found.message
+    assert ONLY_ALONE not in found.message
