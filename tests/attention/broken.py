@@ -367,6 +367,17 @@ class PartialsAveraged(Broken):
         return (outs.mean(0), lses[0]) if self.averages else super()._merge(outs, lses)
 
 
+class PartialsNotDivided(Broken):
+    """Partial results are kept undivided, and merged as if they were divided (LightLLM's gqa_flash_decoding_vsm)."""
+
+    breaks, clue = "READ-1", "what a (token, head) is divided by is not the sum of its weights"
+
+    def _softmax(self, scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = super()._softmax(scores, values)
+        total = torch.exp(lse - scores.amax(2))
+        return out * total.nan_to_num(1.0)[..., None], lse
+
+
 class LseInBaseTwo(Broken):
     """The LSE is returned in base 2 and declared in base e."""
 

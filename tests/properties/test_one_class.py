@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from properties import chapter
-from properties.blocks.operations import Geometry
+from properties.blocks.operations import Admit, Append, Fork, Geometry
 from properties.blocks.spec import SPEC
 from properties.contract import CLAUSES, AdapterError
 from properties.judging import Results, judge_target
 from properties.ledger import Ledger
 from properties.machine import PROFILES, Failing, Tally, search
+from properties.minimise import breaks, minimise
 from properties.protocol import Capabilities, Copy, slots_from_table
 from properties.targets import Target, load
 from properties.targets.ours import OurBlocks
@@ -142,6 +143,18 @@ def test_what_was_broken_first_is_the_finding() -> None:
         assert len(case.operations) == 3
         assert "changed with those of" in case.message
         assert "and are the same: do both have one table?" in case.message
+
+
+def test_a_step_that_only_blocks_of_one_token_need_is_left_out() -> None:
+    """Which of two smallest cases was found depended on where the search began: four steps, or three and a wider block."""
+    four = (Admit("A", (0,)), Fork("A", "B"), Append("A", (0,)), Append("B", (0,)))
+    fails = breaks(SPEC, SharesTheTable, "COW-1")
+    assert fails(Geometry(block_size=1, num_blocks=2), four)
+
+    geometry, operations = minimise(SPEC, (Geometry(block_size=1, num_blocks=2), four), fails)
+
+    assert geometry.block_size == 2
+    assert operations == (four[0], four[1], four[3])
 
 
 class LosesBlocks(Sound):
