@@ -16,6 +16,7 @@ import msgspec
 
 from fuzz import journal, messages
 from fuzz.isolate import describe_exit
+from properties.starved import silence, waited_s
 
 READY_LIMIT_S = 180.0
 """Seconds that a target may take to be imported: big engines take a minute on a slow disk."""
@@ -53,11 +54,11 @@ class Child:
         self.started = time.monotonic()
         self.ready: messages.Ready | None = None
         self.making: messages.Making | None = None
-        self.making_at = self.started
+        self.making_at, self.making_waited_s = self.started, 0.0
         self.num_moves, self.longest_s = 0, 0.0
         """How often the journal was seen to change, and the longest time between two such moments."""
         self._seen = _UNSEEN
-        self._seen_at = self.started
+        self._seen_at, self._seen_waited_s = self.started, 0.0
 
     def fileno(self) -> int:
         """The file descriptor to wait for."""
@@ -65,7 +66,7 @@ class Child:
 
     def send(self, command: messages.Message) -> None:
         """Send a command; a child that is gone is noticed when its replies end."""
-        self._seen, self._seen_at = _UNSEEN, time.monotonic()
+        self._seen, self._seen_at, self._seen_waited_s = _UNSEEN, *self._now()
         with contextlib.suppress(BrokenPipeError):
             os.write(self._commands, messages.encode(command))
 
@@ -83,7 +84,7 @@ class Child:
             if isinstance(reply, messages.Ready):
                 self.ready = reply
             elif isinstance(reply, messages.Making):
-                self.making, self.making_at = reply, time.monotonic()
+                self.making, self.making_at, self.making_waited_s = reply, *self._now()
                 continue
             yield reply
 
@@ -106,14 +107,23 @@ class Child:
         return None if code is None else describe_exit(code)
 
     def silent_s(self, path: Path) -> float:
-        """Seconds since the journal last changed."""
-        seen, now = journal.progress(path), time.monotonic()
-        silent_s = now - self._seen_at
+        """Seconds since the journal last changed, without those in which it waited for a processor."""
+        seen, now = journal.progress(path), self._now()
+        silent_s = silence(now[0] - self._seen_at, now[1] - self._seen_waited_s)
         if seen != self._seen:
             if self._seen != _UNSEEN:  # what lies before the first operation of a slice is no call
                 self.num_moves, self.longest_s = self.num_moves + 1, max(self.longest_s, silent_s)
-            self._seen, self._seen_at, silent_s = seen, now, 0.0
+            self._seen, (self._seen_at, self._seen_waited_s), silent_s = seen, now, 0.0
         return silent_s
+
+    def making_s(self) -> float:
+        """Seconds since it began to make the adapter, or to import the target, counted as in `silent_s`."""
+        now, waited_s = self._now()
+        return silence(now - self.making_at, waited_s - self.making_waited_s)
+
+    def _now(self) -> tuple[float, float]:
+        """The time, and what it has waited for a processor until now."""
+        return time.monotonic(), waited_s(self.process.pid)
 
     def last_words(self) -> str:
         """The end of what the child printed."""

@@ -17,12 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from properties.lifeline import die_with_parent, memory_hint, signal_name
+from properties.starved import silence, waited_s
 
 BEAT = b""
 """An empty frame: the work goes on."""
 _DONE = b"\x00done"
 """The last frame: a target that calls `os._exit(0)` must not pass for one that came to its end."""
 
+SOON_S = 0.2
+"""Seconds of silence after which it is asked what a process waits for: most answer sooner, and asking takes time."""
 _UNRETURNED = "it did not return within"
 Emit = Callable[[bytes], None]
 
@@ -66,7 +69,10 @@ def in_fork(
     deadline: float | None = None,
     on_frame: Callable[[bytes], None] | None = None,
 ) -> Ended:
-    """Run `work(emit)` in a fork. It hangs if it emits nothing for `limit_s`; `deadline` is on the monotonic clock."""
+    """Run `work(emit)` in a fork. It hangs if it emits nothing for `limit_s`; `deadline` is on the monotonic clock.
+
+    Time in which it waited for a processor does not count to `limit_s`.
+    """
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,7 +83,7 @@ def in_fork(
     os.close(writer)
     ended = Ended()
     try:
-        _listen(reader, ended, limit_s, deadline, on_frame)
+        _listen(reader, ended, _Patience(pid, limit_s), deadline, on_frame)
     except BaseException:  # Ctrl-C: a target that hangs in native code does not hear it
         ended.late = True
         raise
@@ -107,21 +113,47 @@ def _write_all(file: int, data: bytes) -> None:
         data = data[os.write(file, data) :]
 
 
+class _Patience:
+    """How long a process may still be silent. What it waits for a processor is asked once it is silent for a while."""
+
+    def __init__(self, pid: int, limit_s: float) -> None:
+        self.pid, self.limit_s = pid, limit_s
+        self.heard()
+
+    def heard(self) -> None:
+        """It said something."""
+        self.heard_at = time.monotonic()
+        self.before_s: float | None = None
+
+    def left_s(self) -> float:
+        """Seconds to wait for it until this is asked again; 0.0 where it has hung."""
+        silent_s = time.monotonic() - self.heard_at
+        if self.before_s is None:
+            first_s = min(SOON_S, self.limit_s / 4)
+            if silent_s < first_s:
+                return first_s - silent_s
+            self.before_s = waited_s(self.pid)
+        return max(0.0, self.limit_s - silence(silent_s, waited_s(self.pid) - self.before_s))
+
+
 def _listen(
-    reader: int, ended: Ended, limit_s: float, deadline: float | None, on_frame: Callable[[bytes], None] | None
+    reader: int, ended: Ended, patience: _Patience, deadline: float | None, on_frame: Callable[[bytes], None] | None
 ) -> None:
     pending = b""
     while True:
-        now = time.monotonic()
-        wait = limit_s if deadline is None else min(limit_s, deadline - now)
-        ready, _, _ = select.select([reader], [], [], max(wait, 0))
+        left_s = patience.left_s()
+        wait_s = left_s if deadline is None else min(left_s, deadline - time.monotonic())
+        ready, _, _ = select.select([reader], [], [], max(wait_s, 0))
         if not ready:
-            ended.late = deadline is not None and time.monotonic() >= deadline and wait < limit_s
-            ended.hung = not ended.late
-            return
+            ended.late = deadline is not None and time.monotonic() >= deadline
+            ended.hung = not ended.late and not left_s
+            if ended.late or ended.hung:
+                return
+            continue
         data = os.read(reader, 1 << 16)
         if not data:
             return
+        patience.heard()
         pending = _split(pending + data, ended, on_frame)
 
 

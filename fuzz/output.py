@@ -16,7 +16,11 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of text.")]
 CallLimit = Annotated[
-    str, typer.Option(help="How long one call of the target may take; 120s for kernels if nothing is said.")
+    str,
+    typer.Option(
+        help="How long one call of the target may take, on a processor or waiting for anything but one; "
+        "120s for kernels if nothing is said."
+    ),
 ]
 
 

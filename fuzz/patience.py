@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 from fuzz.campaign_state import Worker
@@ -29,9 +28,8 @@ class Overdue(NamedTuple):
 def overdue(worker: Worker, given_s: float) -> Overdue | None:
     """Whether a worker has been silent for too long. given_s: the limit that the user gave (or its default)."""
     if worker.child.ready is None:
-        limit_s, since = _to_be_ready(worker)
-        late = time.monotonic() - since > limit_s
-        return Overdue(unreturned(limit_s)) if late else None
+        limit_s = _to_be_ready(worker)
+        return Overdue(unreturned(limit_s)) if worker.child.making_s() > limit_s else None
     limit_s = _of_a_call(worker, given_s)
     if worker.busy is None or worker.child.silent_s(worker.journal) <= limit_s:
         return None
@@ -53,9 +51,9 @@ def _of_a_call(worker: Worker, given_s: float) -> float:
     return min(most, max(DEFAULT_LIMIT_S, round(LONGER * child.longest_s, 1)))
 
 
-def _to_be_ready(worker: Worker) -> tuple[float, float]:
-    """How long a target may be imported, or its adapter be made, and since when that goes on."""
+def _to_be_ready(worker: Worker) -> float:
+    """How long a target may be imported, or its adapter be made."""
     child, ours = worker.child, {*BUILTIN, *WITH_PATH}
     if child.making is None or worker.run.name.partition(":")[0] in ours:
-        return READY_LIMIT_S, child.started
-    return max(worker.run.limit_s, child.making.limit_s), child.making_at
+        return READY_LIMIT_S
+    return max(worker.run.limit_s, child.making.limit_s)
