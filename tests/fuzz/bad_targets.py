@@ -54,20 +54,6 @@ class Exits(OurBlocks):
         os._exit(0)
 
 
-class Works(OurBlocks):
-    """The first append computes for a fifth of a second."""
-
-    def open(self, config: Geometry) -> None:
-        super().open(config)
-        self.work_s = 0.2
-
-    def append(self, name: str, tokens: Sequence[int]) -> None:
-        stop, self.work_s = time.thread_time() + self.work_s, 0.0
-        while time.thread_time() < stop:
-            pass
-        super().append(name, tokens)
-
-
 class Hangs(OurBlocks):
     """A call that never returns: a lock that nobody releases."""
 
@@ -328,3 +314,17 @@ class SharesWidth(OurBlocks):
         slots = super().slots(name)
         SharesWidth.wide |= len(slots) > 4
         return slots[::-1] if self.turned else slots
+
+
+class Works(OurBlocks):
+    """The first append computes for a fifth of a second."""
+
+    def open(self, config: Geometry) -> None:
+        super().open(config)
+        self.work_s = 0.2
+
+    def append(self, name: str, tokens: Sequence[int]) -> None:
+        stop, self.work_s = time.thread_time() + self.work_s, 0.0
+        while time.thread_time() < stop:
+            pass
+        super().append(name, tokens)

@@ -20,21 +20,8 @@ from tests.fuzz.helpers import Finished, bad, pagefault
     ],
 )
 def test_a_death_or_a_hang_is_a_case(name: str, words: str, steps: int, tmp_path: Path) -> None:
-    done = pagefault(
-        "run",
-        "-t",
-        bad(name),
-        "--time",
-        "1s",
-        "--seed",
-        3,
-        "--call-limit",
-        "0.5s",
-        "--out",
-        "o",
-        "--json",
-        cwd=tmp_path,
-    )
+    options = ("--time", "60s", "--fail-fast", "--seed", 3, "--call-limit", "0.5s", "--out", "o", "--json")
+    done = pagefault("run", "-t", bad(name), *options, cwd=tmp_path)
     (finding,) = done.json["targets"][bad(name)]["findings"]
     case = read(tmp_path / finding["path"])
     repro = pagefault("repro", finding["path"], "--call-limit", "0.5s", "--json", cwd=tmp_path)
