@@ -218,7 +218,8 @@ def _never(spec: LevelSpec, adapter: Any, marks: dict[str, int], number: int) ->
 def _useless(adapter: Any, spec: LevelSpec, marks: dict[str, int]) -> list[str]:
     """Declarations that make the judges more lenient than this target, which keeps blocks, was seen to need."""
     caps, offers, notes = adapter.capabilities, spec.offered(adapter), []
-    if getattr(caps, "recomputes_hits", False) and not marks.get("a hit of a whole prompt"):
+    recomputed = marks.get("a hit of a whole prompt") or marks.get("a shared slot was written once more")
+    if getattr(caps, "recomputes_hits", False) and not recomputed:
         notes.append("recomputes_hits=True is declared, and no hit covered a whole prompt: without it HASH-4 is judged")
     if getattr(caps, "window", False) and not marks.get("a window released a block"):
         notes.append(
@@ -252,10 +253,11 @@ def _declarations(
 ) -> list[Problem]:
     caps, problems = adapter.capabilities, []
     refuses = "a refusal" in spec.marks(caps, spec.offered(adapter))  # what has no pool of its own never must
-    if "CRASH-1" in broken and not marks.get("a refusal") and spec.level != "attention":
+    crash = broken["CRASH-1"][0] if "CRASH-1" in broken else ""
+    if crash and refuses and not marks.get("a refusal") and remedies.may_mean_no_room(spec.level, crash):
         problems.append(
             (
-                f"nothing was ever refused, but a call raised: {broken['CRASH-1'][0]}",
+                f"nothing was ever refused, but a call raised: {crash}",
                 "if that means 'no room', list the exception in capabilities.refusals",
             )
         )

@@ -16,6 +16,7 @@ from fuzz.values import plain_seconds
 from properties.attention.verdict import NOT_HIGH
 from properties.contract import clause
 from properties.ledger import not_met
+from properties.remedies import may_mean_no_room
 from properties.wording import counted
 
 
@@ -121,8 +122,8 @@ def _print_reached(outcome: Outcome, console: Console) -> None:
     if run.tally.restarts:
         times = counted(run.tally.restarts, "time")
         plain(console, f"{run.name}: its process ended or hung {times} and was started again")
-    # At the level of attention a refusal is about shapes, and declared by default.
-    crashed = any(f.case.property == "CRASH-1" and f.case.level != "attention" for f in outcome.new)
+    crashes = [f.case for f in outcome.new if f.case.property == "CRASH-1"]
+    crashed = "a refusal" in run.ready.marks and any(may_mean_no_room(case.level, case.message) for case in crashes)
     if crashed and not run.tally.marks.get("a refusal"):
         plain(
             console, f"{run.name} never refused anything: if CRASH-1 means 'no room', list it in capabilities.refusals"

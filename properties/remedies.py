@@ -33,6 +33,14 @@ MARKS: dict[str, str] = {
 """State -> what the adapter may change, if more time does not help."""
 
 
+def may_mean_no_room(level: str, crash: str) -> bool:
+    """Whether what a CRASH-1 says, of a target that must refuse and never did, may be a refusal that is not declared.
+
+    Of an engine only `submit` may refuse. Kernels decline shapes, and declare so without being asked.
+    """
+    return level in ("blocks", "cache") or (level == "engine" and crash.startswith("submit"))
+
+
 def of_mark(mark: str) -> str:
     """What to change where that state is never reached, with more time besides; "" where time alone helps."""
     return MARKS.get(mark, "")

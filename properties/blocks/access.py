@@ -155,7 +155,8 @@ def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[
         if slot < 0 or holders.get(block, 0) <= 1 or (block in fresh and not _continues(state, seq, block)):
             continue
         if again and state.shadow.run[slot] == seq.runs[position]:
-            continue  # the same value once more
+            state.marks["a shared slot was written once more"] += 1
+            continue
         others = [s for s in state.live.values() if s is not seq and block in s.blocks]
         related = [s.name for s in others if s.name in seq.family]
         state.report(
@@ -169,13 +170,16 @@ def judge_writes(state: State, seq: LiveSequence, first: int, fresh: Collection[
 
 
 def _published(state: State, slot: int, run: int) -> str:
-    """Advice where the slot holds that very KV already: it may have been computed elsewhere, and its block exchanged."""
-    if state.shadow.run[slot] != run or {"allocate", "computed", "extend"} <= state.offers:
+    """Advice where the slot holds that very KV already: a hit that is computed again, or a block that was exchanged."""
+    if state.shadow.run[slot] != run:
         return ""
-    return (
-        ". It holds the same KV: if an equal block was put in the place of the one just computed, by design, offer allocate, "
-        "extend and computed, so that both are seen"
+    exchanged = (
+        ""
+        if {"allocate", "computed", "extend"} <= state.offers
+        else ". If an equal block was put in the place of the one just computed, by design, offer allocate, extend and "
+        "computed, so that both are seen"
     )
+    return f". It holds the same KV. {RECOMPUTED}{exchanged}"
 
 
 def judge_content(state: State, sequences: Collection[LiveSequence]) -> None:

@@ -186,6 +186,8 @@ class EngineBench:
         """The first row on its blocks tells which of them are hits: those that `[0, start)` reaches into."""
         for row, request in arrivals:
             hits = set(blocks_of_slots(request.slots[: row.start], self.state.block_size))
+            if self.state.capabilities.recomputes_hits:
+                hits |= self._computed_again(request, row.start)
             if any(self.state.from_host.get(block, -1) >= request.left_at for block in hits) and request.away:
                 request.away = "swapped"
             self._take(request, [block for block in request.new_blocks if block not in hits])
@@ -195,6 +197,22 @@ class EngineBench:
                     self._note(block, f"{verb} {request.name}")
         for _, request in arrivals:
             request.new_blocks = ()
+
+    def _computed_again(self, request: Request, start: int) -> set[int]:
+        """Blocks behind `start` that somebody else holds for the very same tokens: they were hit all the same."""
+        places: dict[int, list[int]] = {}
+        for position in range(start, min(len(request.slots), len(request.runs))):
+            places.setdefault(request.slots[position] // self.state.block_size, []).append(position)
+        others = [other for other in self.state.requests.values() if other is not request]
+        return {
+            block
+            for block, positions in places.items()
+            if self.state.holders.get(block, 0) > 1
+            and any(
+                all(reads.has_run_there(other, p, request.slots[p], request.runs[p]) for p in positions)
+                for other in others
+            )
+        }
 
     def _mark_arrival(self, request: Request, row: Row) -> None:
         marks = self.state.marks

@@ -45,9 +45,20 @@ def _report_stuck(state: EngineState, what: str) -> None:
     unowned = state.num_unowned()
     id = "ALLOC-5" if state.filling else "LIVE-1"
     start = "after everything was freed, a request for the whole pool is not served: " if state.filling else ""
+    kept = any(not r.blocks and _keeps_a_slot(state, r.prompt, r.max_new_tokens) for r in state.requests.values())
     state.report(
-        id, f"{start}{what}. Live: {waiting}. No request holds {unowned} of the {counted(len(state.usable), 'block')}"
+        id,
+        f"{start}{what}. Live: {waiting}. No request holds {unowned} of the {counted(len(state.usable), 'block')}"
+        f"{f'. {KEEPS_A_SLOT}' if kept else ''}",
     )
+
+
+KEEPS_A_SLOT = "If a slot is kept for the last token sampled, by design, declare look_ahead=1"
+
+
+def _keeps_a_slot(state: EngineState, num_prompt: int, num_new: int) -> bool:
+    """Whether a request is too large only for who keeps a slot for its last token, which is never written."""
+    return not state.capabilities.look_ahead and state.blocks_for_request(num_prompt, num_new + 1) > state.room
 
 
 def _standing(request: Request) -> str:
@@ -69,8 +80,8 @@ def refused_in_vain(state: EngineState, name: str, num_prompt: int, num_new: int
     """A request that can be served was refused, in words, with the declaration by which it may be."""
     need = state.blocks_for_request(num_prompt, num_new)
     by_design = (
-        "If a slot is kept for it by design, declare look_ahead=1"
-        if not state.capabilities.look_ahead and state.blocks_for_request(num_prompt, num_new + 1) > state.room
+        KEEPS_A_SLOT
+        if _keeps_a_slot(state, num_prompt, num_new)
         else "If it is meant, declare the limit (max_tokens, watermark_blocks, look_ahead)"
     )
     return (

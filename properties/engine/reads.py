@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from properties.blocks.access import describe_run
+from properties.blocks.access import RECOMPUTED, describe_run
 from properties.engine.protocol import Row
 from properties.engine.state import EngineState, Request
 from properties.wording import counted
@@ -191,20 +191,24 @@ def judge_writes(state: EngineState, request: Request, row: Row, slots: Sequence
         related = [
             r for r in state.requests.values() if r.name in request.family and r is not request and block in r.blocks
         ]
-        if related and all(_has_run_there(r, position, slot, request.runs[position]) for r in related):
+        if related and all(has_run_there(r, position, slot, request.runs[position]) for r in related):
             continue  # the very value that stands there, or will: the fork has not parted yet
+        same = own and state.shadow.run[slot] == request.runs[position]
+        if same and state.capabilities.recomputes_hits:
+            state.marks["a shared slot was written once more"] += 1
+            continue
         problem = _not_alone(state, request, slot, own, written)
         if problem:
             state.report(
                 "COW-1" if related else "SLOT-2",
                 f"request {request.name} is about to write position {position} into slot {slot} (block {block}), {problem}. "
-                f"History of {state.shadow.history(block)}",
+                f"History of {state.shadow.history(block)}{f'. It holds the same KV. {RECOMPUTED}' if same else ''}",
             )
         written[slot] = request.name
         _take_back(state, request, block)
 
 
-def _has_run_there(request: Request, position: int, slot: int, run: int) -> bool:
+def has_run_there(request: Request, position: int, slot: int, run: int) -> bool:
     """Whether a request has that very run at that place."""
     return (
         position < min(len(request.slots), len(request.runs))

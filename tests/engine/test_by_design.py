@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from properties.engine.progress import KEEPS_A_SLOT
 from properties.engine.replay import judge_history
 
 OPEN = {"event": "open", "format": "pagefault history", "version": 1, "num_blocks": 8, "block_size": 2}
@@ -84,7 +85,7 @@ def test_a_refusal_for_the_last_token_is_reckoned_and_comes_with_the_declaration
     assert (
         "needs 8 blocks of 8, for 16 tokens (10 + 7 - 1: the KV of the last token sampled is never written)" in message
     )
-    assert message.endswith("If a slot is kept for it by design, declare look_ahead=1")
+    assert message.endswith(KEEPS_A_SLOT)
     assert refused(10, 7, look_ahead=1) == ""
 
 

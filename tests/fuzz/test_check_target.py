@@ -140,3 +140,36 @@ def test_the_blanks_filled_in_make_a_sound_adapter(tmp_path: Path) -> None:
 
     assert checked.code == 0, checked.out
     assert run.code == 0, run.out
+
+
+CRASHES = """
+import implementation
+from msgspec.structs import replace
+
+from tests.targets.sound_engine import Static
+
+class Crashes(Static):
+    capabilities = replace(Static.capabilities, oversized=None, refusals=())
+
+    def step(self):
+        implementation.schedule(self.run)
+        return super().step()
+"""
+CRASHING = """
+def schedule(running):
+    assert len(running) < 2, "nothing could be scheduled"
+"""
+
+
+def test_a_step_that_crashes_is_no_refusal_that_was_not_declared(tmp_path: Path) -> None:
+    """It was ADAPTER, with advice that led to another one: of an engine only submit may refuse."""
+    (tmp_path / "mine.py").write_text(CRASHES)
+    (tmp_path / "implementation.py").write_text(CRASHING)
+    checked = pagefault("check-target", "mine.py:Crashes", "--time", "2s", cwd=tmp_path)
+    run = pagefault("run", "-t", "mine.py:Crashes", "--time", "60s", "--fail-fast", "--out", "o", cwd=tmp_path)
+
+    assert "the implementation behind it breaks CRASH-1" in checked.out
+    assert "mine.py:Crashes: the adapter is sound" in checked.out
+    assert checked.code == 0
+    assert run.code == 1
+    assert "list it in capabilities.refusals" not in run.out
