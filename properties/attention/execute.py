@@ -3,11 +3,14 @@ sorted.
 """
 
 import os
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +23,8 @@ from properties.blame import is_adapter_fault, last_lines, passes, said
 from properties.contract import FILL_IN, AdapterError
 from properties.torch_defaults import theirs
 
+OURS = str(Path(__file__).parent)
+STDLIB = sysconfig.get_path("stdlib")
 # Raised by a line of the adapter, these are mistakes in the adapter. Other exceptions may come from native code that
 # the line calls, which leaves no frame of its own: those are findings.
 PROGRAMMING_ERRORS = (AttributeError, ImportError, KeyError, NameError, TypeError)
@@ -29,6 +34,7 @@ PROGRAMMING_ERRORS = (AttributeError, ImportError, KeyError, NameError, TypeErro
 class Refused:
     """The target declined with one of its declared refusals."""
 
+    verb: ClassVar[str] = "refused a case that it declares to accept"
     message: str
 
 
@@ -36,6 +42,7 @@ class Refused:
 class Fault:
     """The target failed: a guard fault ("load", "store", "overflow") or any other exception ("crash")."""
 
+    verb: ClassVar[str] = "failed"
     kind: str
     message: str
 
@@ -71,6 +78,8 @@ _BLANKS = ("store: ", "decode: ", "prefill: ", "copy_blocks: ", "open: ")
 
 
 def _sorted_out(target: AttentionTarget, error: BaseException) -> Refused | Fault:
+    if isinstance(error, AdapterError):
+        raise error  # a stand-in of ours was used for more than it can do
     cause: BaseException = error
     while cause.__cause__ is not None and not isinstance(cause, guard.KernelFault):
         cause = cause.__cause__
@@ -80,7 +89,7 @@ def _sorted_out(target: AttentionTarget, error: BaseException) -> Refused | Faul
         return Fault("overflow", f"{_kernel_line(cause)}: {cause}")
     if isinstance(error, NotImplementedError) and str(error).startswith(_BLANKS) and is_adapter_fault(error, target):
         raise AdapterError(f"the adapter of {target.name} raises {said(error)}", FILL_IN) from error
-    if isinstance(error, target.capabilities.refusals):
+    if isinstance(error, target.capabilities.refusals) and not _is_tritons(error):
         return Refused(said(error))
     mistake = isinstance(error, PROGRAMMING_ERRORS) or not isinstance(error, Exception)
     if mistake and is_adapter_fault(error, target):
@@ -88,15 +97,51 @@ def _sorted_out(target: AttentionTarget, error: BaseException) -> Refused | Faul
             f"the adapter of {target.name} raises {said(error)} ({last_lines(error)})",
             "correct the adapter, or declare the exception class in `refusals`",
         ) from error
-    return Fault("crash", f"{said(cause)} ({last_lines(cause)})")
+    if os.environ.get("TRITON_INTERPRET") == "1" and (remedy := _of_the_interpreter(cause)):
+        raise AdapterError(f"{target.name}: {said(cause)} ({_whereabouts(cause)})", remedy) from error
+    return Fault("crash", f"{said(cause)} ({_whereabouts(cause)})")
+
+
+INTERPRETER = {
+    "0 active drivers": "Triton's interpreter cannot time configurations: leave one to an autotuned kernel when it is "
+    "interpreted (kernel.configs = kernel.configs[:1] in the adapter), or run with --device cuda",
+    "Did you forget to add @triton.jit": "Triton's interpreter knows functions of the language as tl.NAME alone, not by "
+    "another name of the module: write tl.NAME in the kernel, decorate a function of your own with @triton.jit, or run with "
+    "--device cuda",
+    "for triton type int1": "Triton's interpreter takes no Python bool for an argument that is no constexpr: pass an int "
+    "in the adapter, or run with --device cuda",
+}
+"""What an exception says that comes of Triton's interpreter, and what to do. A compiled kernel may be right."""
+
+
+def _of_the_interpreter(cause: BaseException) -> str:
+    return next((remedy for words, remedy in INTERPRETER.items() if words in str(cause)), "")
+
+
+def _is_tritons(error: BaseException) -> bool:
+    """Whether Triton raised it, of a built-in class: such are declared for what an adapter itself declines."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return type(error).__module__ == "builtins" and bool(frames) and "/triton/" in frames[-1].filename
+
+
+def _whereabouts(error: BaseException) -> str:
+    """The innermost lines, and before them that of the kernel, or of its launch, where they are Triton's."""
+    lines, line = last_lines(error), _kernel_line(error)
+    return lines if f"{line} in " in lines else f"{line}; {lines}"
 
 
 def _kernel_line(error: BaseException) -> str:
-    """The innermost line outside Triton and NumPy."""
+    """The innermost line outside of Triton, NumPy, torch, Python's own library and this one."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "/triton/" not in frame.filename and "/numpy/" not in frame.filename:
+        if not _is_library(frame.filename):
             return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
     return "an unknown line"
+
+
+def _is_library(file: str) -> bool:
+    packages = any(f"/{name}/" in file for name in ("triton", "numpy", "torch"))
+    ours = file.startswith(OURS) and "/targets/" not in file
+    return packages or ours or file.startswith("<") or (file.startswith(STDLIB) and "/site-packages/" not in file)
 
 
 @contextmanager

@@ -111,11 +111,8 @@ def _property_of_fault(reading: Reading, otherwise: str | None = None) -> str:
 def _report_base(judge: Judge, base: Reading, verdict: Verdict) -> None:
     if not base.wrong:
         property_id, reason = _property_of_fault(base), ""
-        if (
-            property_id == "CRASH-1"
-            and isinstance(base.fault, Fault)
-            and judge.clean_is_right(judge.case, judge.contents)
-        ):
+        told_apart = isinstance(base.fault, Fault) and base.fault.kind in ("crash", "overflow")
+        if told_apart and judge.clean_is_right(judge.case, judge.contents):  # an id behind the last block, say
             property_id, reason = "READ-2", _leak(judge, judge.case, judge.contents)
         verdict.add(property_id, reason + _describe(judge, base))
         return
@@ -164,15 +161,14 @@ def _attribute(judge: Judge, base: Reading) -> tuple[str, str]:
 
 def _leak(judge: Judge, case: ReadCase, contents: Mapping[int, Content]) -> str:
     """Which foreign memory reaches the output: found by poisoning one kind at a time."""
-    clean = {"poison_k": "zero", "poison_v": "zero", "padding": "zero"}
-    sources = []
+    clean, sources = judge.clean(case), []
     for source, text in (
         ("poison_k", f"keys of slots that no query of the sequence may read (here {case.poison_k})"),
         ("poison_v", f"values of slots that no query of the sequence may read (here {case.poison_v})"),
         ("padding", f"block-table entries behind the last block (here {case.padding})"),
     ):
-        alone = replace(case, **{**clean, source: getattr(case, source)})
-        if not judge.read(alone, contents).right:
+        alone = replace(clean, **{source: getattr(case, source)})
+        if alone != clean and not judge.read(alone, contents).right:
             sources.append(text)
     found = " and ".join(sources) or "their combination"
     return f"Right on a clean pool; what reaches the output: {found}.\n"
@@ -189,8 +185,7 @@ def _describe(judge: Judge, reading: Reading) -> str:
     ]
     if reading.fault is not None:
         refused = isinstance(reading.fault, Refused)
-        verb = "refused a case that it declares to accept" if refused else "failed"
-        lines.append(f"{judge.target.name} {verb}: {reading.fault.message}")
+        lines.append(f"{judge.target.name} {reading.fault.verb}: {reading.fault.message}")
         if refused:
             lines.append(
                 "Narrow its capabilities; where decode and prefill differ in theirs, make two targets of them."

@@ -74,7 +74,8 @@ def judge_store(target: AttentionTarget, case: StoreCase, device: str = "cpu") -
     if isinstance(result, Fault | Refused):
         property_id = "CRASH-1" if isinstance(result, Refused) else FAULT_PROPERTY[result.kind]
         property_id = "STORE-1" if property_id in ("READ-2", "READ-3") else property_id
-        verdict.add(property_id, f"{where}\n{target.name} failed: {result.message}")
+        dense = _without_strides(target, case, device) if strided else ""
+        verdict.add(property_id, f"{where}\n{target.name} {result.verb}: {result.message}{dense}")
         return verdict
     changed = [name for name, (now, was) in given.items() if not torch.equal(_raw(now), _raw(was))]
     if changed:
@@ -268,7 +269,7 @@ def judge_copy(target: AttentionTarget, case: CopyCase, device: str = "cpu") -> 
     result = execute(target, lambda: copy_blocks([layer.pool for layer in layers], list(case.pairs)), device=device)
     where = f"copy of blocks {list(case.pairs)} over {counted(case.num_layers, 'layer')}, {_pool_text(case)}"
     if isinstance(result, Fault | Refused):
-        verdict.add("CRASH-1", f"{where}\n{target.name} failed: {result.message}")
+        verdict.add("CRASH-1", f"{where}\n{target.name} {result.verb}: {result.message}")
         return verdict
     lines: list[str] = []
     unchained = target.capabilities.copies_chained

@@ -91,6 +91,8 @@ def _of_wrong_sums(actual_THD: Tensor, oracle_THD: Tensor, limit_TH: Tensor) -> 
     if bool((left_TH > limit_TH).any()) or float(left_TH.max()) > LEFT_BY_FACTOR * float(wrong_TH.max()):
         return None
     factors = factor_TH[wrong_TH > limit_TH / 2]
+    if bool((factors.abs() < LEFT_BY_FACTOR).all()):
+        return "it is zero: was it written?"
     least, most = (f"{float(factor):.7g}" for factor in (factors.min(), factors.max()))
     times = least if least == most else f"{least} to {most}"
     return f"it is {times} times the right output: what a (token, head) is divided by is not the sum of its weights"

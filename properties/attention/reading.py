@@ -104,10 +104,13 @@ class Judge:
         )
 
     def clean_is_right(self, case: ReadCase, contents: Mapping[int, Content]) -> bool:
-        """Whether a case is right in a pool of zeros with table padding of zeros."""
-        if "zero" not in self.capabilities.padding:
-            return False
-        return self.read(replace(case, poison_k="zero", poison_v="zero", padding="zero"), contents).right
+        """Whether a case is right in a clean pool."""
+        return self.read(self.clean(case), contents).right
+
+    def clean(self, case: ReadCase) -> ReadCase:
+        """The case in a pool of zeros, with table padding of zeros where the target takes that."""
+        padding = "zero" if "zero" in self.capabilities.padding else case.padding
+        return replace(case, poison_k="zero", poison_v="zero", padding=padding)
 
     def right_when_repeated(self, case: ReadCase, contents: Mapping[int, Content], *, want_lse: bool = True) -> bool:
         """Whether a case that was wrong is right when the same call is made again, a few times over."""

@@ -102,6 +102,25 @@ def test_a_leak_that_only_another_block_size_shows_is_a_leak() -> None:
     assert "what reaches the output: values of slots that no query of the sequence may read" in findings[0].message
 
 
+class _FillsTables(NoValueMask):
+    """Its caller fills the table behind the last block with -1, and with nothing else."""
+
+    capabilities = msgspec.structs.replace(NoValueMask.capabilities, padding=("minus_one",))
+
+
+def test_a_leak_is_a_leak_whatever_the_table_is_filled_with() -> None:
+    """It was READ-1, or READ-6, without a word of poison, where table padding of 0 is not declared."""
+    row = Row(key=0, context_len=5, table=(4, 1))
+    case = ReadCase(
+        operation="decode", rows=(row,), num_blocks=6, block_size=4, poison_k="nan", poison_v="nan", padding="minus_one"
+    )
+
+    (finding,) = judge(_FillsTables(), case).findings
+
+    assert finding.property == "READ-2"
+    assert "Right on a clean pool; what reaches the output: values of slots that no query of" in finding.message
+
+
 def test_a_store_of_nothing_but_padding_comes_down_to_one_block_and_no_fewer() -> None:
     """Slot -1 is below every block: what is left must still be a pool."""
     setting, operations = AttentionSetting(), (StoreCase(slots=(-1, -1), num_blocks=3, block_size=4),)
@@ -152,6 +171,15 @@ class _ReadsOn(PlainTorch):
         return super()._attend(pool, batch, table.clamp(max=pool.key_cache.shape[0] - 1), rows, context_len)
 
 
+class _FirstHeadUnwritten(PlainTorch):
+    """Nobody writes the first query head."""
+
+    def decode(self, pool: Pool, batch: Batch) -> Output:
+        output = super().decode(pool, batch)
+        output.out[:, 0] = 0.0
+        return output
+
+
 class _SdpaCausal(PlainTorch):
     """One query with is_causal=True of torch's SDPA sees the first token alone."""
 
@@ -174,6 +202,13 @@ def test_a_wrong_output_is_told_with_its_mistake(target: PlainTorch, clue: str) 
     (finding,) = judge(target, case).findings
 
     assert f"the output is that of: {clue}" in finding.message
+
+
+def test_what_was_not_written_is_told_so() -> None:
+    """It was "0 times the right output: what a (token, head) is divided by ..."."""
+    (finding,) = judge(_FirstHeadUnwritten(), msgspec.structs.replace(BATCH, rows=BATCH.rows[:1])).findings
+
+    assert "it is zero: was it written?" in finding.message
 
 
 class _Store(PlainTorch):

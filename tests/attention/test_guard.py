@@ -226,7 +226,7 @@ def test_reinterpreted_tensors_belong_to_the_launch() -> None:
         fault = _fault(lambda: copy_kernel[(1,)](words, target, 5, 8, True, True))
 
     assert target[:4].view(torch.uint8).tolist() == list(range(16))
-    assert "in 1 active lane, the first 0 bytes partly behind a tensor of 18 bytes" in str(fault)
+    assert "in 1 active lane, the first 0 bytes partly behind a tensor of 18 bytes (uint8 [18])" in str(fault)
 
 
 def test_the_tensors_behind_a_table_of_addresses_belong_to_the_launch() -> None:

@@ -84,9 +84,14 @@ class Launch:
         hint = ""
         if any(first <= address < last for first, last in self.storages):
             hint = ". An argument is a view of the memory there: if it is meant, give the kernel the whole tensor"
-        return (
-            f"{leaves}, the first {counted(distance, 'byte')} {side} a tensor of {counted(end - start, 'byte')}{hint}"
-        )
+        what = f"a tensor of {counted(end - start, 'byte')}{self._described((start, end))}"
+        return f"{leaves}, the first {counted(distance, 'byte')} {side} {what}{hint}"
+
+    def _described(self, extent: Extent) -> str:
+        """Type and shape of the tensors that were given with this extent: " (int32 [3, 16])"."""
+        given = [tensor for tensor in self.given if extent_of(tensor) == extent]
+        described = dict.fromkeys(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in given)
+        return f" ({' or '.join(described)})" if described else ""
 
 
 def launch_of(arguments: Iterable[object], pools: Iterable[Extent] = ()) -> Launch:
