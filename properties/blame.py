@@ -121,10 +121,13 @@ def is_adapter_fault(error: BaseException, target: object) -> bool:
     return called_wrongly or code in adapter_codes(target)
 
 
+_TARGETS_OWN = ("/targets/__init__.py", "/targets/naming.py", "/targets/interface.py")
+
+
 def _is_theirs(file: str) -> bool:
     """Whether a file is part of a target: not of the machinery that called it, or imported it."""
     if file.startswith(_OURS):
-        return "/targets/" in file and not file.endswith(("/targets/__init__.py", "/targets/naming.py"))
+        return "/targets/" in file and not file.endswith(_TARGETS_OWN)
     return not file.startswith((_FUZZ, "<frozen", f"{_STDLIB}/importlib/"))
 
 

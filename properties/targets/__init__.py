@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from properties.contract import Level, UsageError
+from properties.contract import AdapterError, Level, UsageError
 from properties.targets.naming import file_meant, imported, names_no_object
 
 GROUP = "pagefault.targets"
@@ -146,7 +146,10 @@ def _with_path(name: str, entry: Builtin, path: str) -> Target:
     if not path:
         raise UsageError(f"target {name!r} needs the path of a checkout: {name.rstrip(':')}:PATH")
     make = _object(entry.where, name)
-    make(path)  # a wrong path is the user's mistake, to be said now
+    try:
+        make(path)  # a wrong path is the user's mistake, to be said now
+    except AdapterError as error:
+        raise UsageError(f"verdict ADAPTER for {name}: {error}") from error
     return Target(name, entry.level, partial(make, path))
 
 

@@ -12,13 +12,16 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 from properties.blocks.operations import Geometry
 from properties.engine.operations import EngineGeometry
 from properties.engine.protocol import EngineCapabilities, Row, Step, StepBatch
 from properties.protocol import Capabilities, slots_from_table
+from properties.targets.interface import InterfaceDiffers, fits, opens
+from properties.targets.standins import HOST, HOST_TORCH, HostConfig, HostTensor, defaults
+
+__all__ = ["HOST_TORCH", "Family", "HostTensor", "SequenceEngine", "SequenceManager"]
 
 BLOCK_SIZES = (2, 3, 4, 5, 16)
 """Block size 1 is left out: the family asks `len % block_size == 1` for a new block, and its own configuration refuses 1."""
@@ -28,7 +31,8 @@ BLOCK_SIZES = (2, 3, 4, 5, 16)
 class Family:
     """The classes of one engine of this family, and how its runner tells what it prepared.
 
-    `get_context()` gives the object with `cu_seqlens_q`, `slot_mapping`, ... that the last `prepare_*` call set.
+    `get_context()` gives the object with `cu_seqlens_q`, `slot_mapping`, ... that the last `prepare_*` call set. `config` is
+    the engine's configuration class: of a dataclass the default values are taken.
     """
 
     sequence: Any
@@ -37,30 +41,16 @@ class Family:
     scheduler: Any = None
     runner: Any = None
     get_context: Any = None
+    config: Any = None
 
     @property
     def publishes_after_compute(self) -> bool:
         """Newer versions publish blocks in `postprocess`, older ones in `allocate`, before the KV is there."""
         return hasattr(self.block_manager, "hash_blocks")
 
-
-class HostTensor(list[Any]):
-    """A list that answers what batch preparation asks of a tensor."""
-
-    def cuda(self, **_: Any) -> HostTensor:
-        return self
-
-    def to(self, *_: Any, **__: Any) -> HostTensor:
-        return self
-
-    def pin_memory(self) -> HostTensor:
-        return self
-
-
-HOST_TORCH = SimpleNamespace(
-    tensor=lambda data, **_: HostTensor(data), int64=None, int32=None, float32=None, bool=None, Tensor=HostTensor
-)
-"""What `prepare_prefill` and `prepare_decode` use of torch. Everything else is an error, as it should be."""
+    def probe(self) -> Any:
+        """A sequence of one token, to see what it has."""
+        return self.sequence([0], self.sampling_params())
 
 
 class SequenceManager:
@@ -68,21 +58,26 @@ class SequenceManager:
 
     level = "blocks"
 
+    @opens
     def __init__(self, family: Family) -> None:
         self.family = family
+        family.probe()
         self.capabilities = Capabilities(
             refusals=(_NoRoom,), block_sizes=BLOCK_SIZES, cached_overlaps_free=True, unknown_free=None
         )
 
+    @opens
     def open(self, config: Geometry) -> None:
         self.block_size = config.block_size
         reset_sequences(self.family.sequence, config.block_size)
         self.manager = self.family.block_manager(config.num_blocks, config.block_size)
         self._sequences: dict[str, Any] = {}
+        self._asked = False
 
+    @fits
     def admit(self, name: str, tokens: Sequence[int]) -> int:
         seq = self.family.sequence(list(tokens), self.family.sampling_params())
-        answer = self.manager.can_allocate(seq)
+        answer = self._room(seq)
         if answer is False or (answer is not True and answer < 0):
             raise _NoRoom(f"can_allocate says {answer}")
         if answer is True:
@@ -94,19 +89,37 @@ class SequenceManager:
         self._sequences[name] = seq
         return cached
 
+    def _room(self, seq: Any) -> Any:
+        """What `can_allocate` says. Raises `InterfaceDiffers` where it takes no sequence: the first one tells."""
+        try:
+            answer = self.manager.can_allocate(seq)
+        except (AttributeError, TypeError) as error:
+            raise error if self._asked else InterfaceDiffers(type(self), "admit", error) from error
+        self._asked = True
+        return answer
+
+    @fits
     def append(self, name: str, tokens: Sequence[int]) -> None:
         seq = self._sequences[name]
         needed = -(-(len(seq) + len(tokens)) // self.block_size) - len(seq.block_table)
-        if needed > len(self.manager.free_block_ids):  # can_append knows one token: more of them would be half done
+        if len(tokens) > 1 and needed > len(self.manager.free_block_ids):  # or more than one would be half done
             raise _NoRoom(f"{needed} blocks are needed, {len(self.manager.free_block_ids)} are free")
-        for token in tokens:
-            seq.append_token(token)
-            if not self.manager.can_append(seq):
-                raise RuntimeError(
-                    f"can_append says no at {len(seq)} tokens, with {len(self.manager.free_block_ids)} free blocks"
-                )
-            self.manager.may_append(seq)
-            self._publish(seq, 1)
+        for index, token in enumerate(tokens):
+            self._append(seq, token, first=index == 0)
+
+    def _append(self, seq: Any, token: int, *, first: bool) -> None:
+        """One token, as the scheduler does it. A no to a later token is heard where that token is the first."""
+        before, num_tokens = dict(vars(seq)) if first else {}, len(seq.token_ids)
+        seq.append_token(token)
+        if not self.manager.can_append(seq) and first:
+            refusal = _NoRoom(
+                f"can_append says no at {len(seq)} tokens, {len(self.manager.free_block_ids)} blocks are free"
+            )
+            vars(seq).update(before)
+            del seq.token_ids[num_tokens:]
+            raise refusal
+        self.manager.may_append(seq)
+        self._publish(seq, 1)
 
     def _publish(self, seq: Any, num_tokens: int) -> None:
         if self.family.publishes_after_compute:
@@ -114,14 +127,24 @@ class SequenceManager:
             self.manager.hash_blocks(seq)
             seq.num_cached_tokens += num_tokens
 
+    @fits
     def free(self, name: str) -> None:
         self.manager.deallocate(self._sequences.pop(name))
 
+    @fits
     def slots(self, name: str) -> Sequence[int]:
         return slots_from_table(self._sequences[name].block_table, self.block_size)
 
+    @fits
     def table(self, name: str) -> Sequence[int]:
         return list(self._sequences[name].block_table)
+
+    @fits
+    def cached_blocks(self) -> list[int]:
+        """Blocks that a lookup can still find. Told, so that a refusal to append is judged: nothing else is exchanged."""
+        found = getattr(self.manager, "hash_to_block_id", None) or {}
+        blocks = self.manager.blocks if found else ()
+        return [block for hash_, block in found.items() if getattr(blocks[block], "hash", hash_) == hash_]
 
 
 class _NoRoom(Exception):
@@ -139,9 +162,10 @@ class SequenceEngine:
 
     level = "engine"
 
+    @opens
     def __init__(self, family: Family) -> None:
         self.family = family
-        chunked = hasattr(family.sequence([0]), "num_scheduled_tokens")
+        chunked = hasattr(family.probe(), "num_scheduled_tokens")
         postprocess = inspect.getsource(family.scheduler.postprocess)
         self._takes_phase = "is_prefill" in inspect.signature(family.scheduler.postprocess).parameters
         self._drops_token_after_return = "num_completion_tokens > 0" in postprocess
@@ -154,25 +178,34 @@ class SequenceEngine:
         )
 
     def config(self, geometry: EngineGeometry) -> Any:
-        """The configuration object that the scheduler takes. Override it where a fork reads more."""
-        return SimpleNamespace(
-            max_num_seqs=geometry.max_rows,
-            max_num_batched_tokens=geometry.max_tokens_per_step,
-            max_model_len=geometry.num_blocks * geometry.block_size + 1,
-            eos=-1,
-            kvcache_block_size=geometry.block_size,
-            num_kvcache_blocks=geometry.num_blocks,
-        )
+        """The configuration object that the scheduler takes: the engine's own defaults, with the sizes of the geometry.
 
+        Override it where a fork reads more.
+        """
+        sizes = {
+            "max_num_seqs": geometry.max_rows,
+            "max_num_batched_tokens": geometry.max_tokens_per_step,
+            "max_model_len": geometry.num_blocks * geometry.block_size + 1,
+            "eos": -1,
+            "kvcache_block_size": geometry.block_size,
+            "block_size": geometry.block_size,  # its name in some forks
+            "num_kvcache_blocks": geometry.num_blocks,
+        }
+        return HostConfig(**{**defaults(self.family.config), **sizes})
+
+    @opens
     def open(self, config: EngineGeometry) -> None:
         self.block_size = config.block_size
         reset_sequences(self.family.sequence, config.block_size)
-        self.scheduler = self.family.scheduler(self.config(config))
+        settings = self.config(config)
+        self.scheduler = self.family.scheduler(settings)
         self.manager = self.scheduler.block_manager
-        self.runner = object.__new__(self.family.runner)
-        self.runner.block_size = config.block_size
+        self.runner = object.__new__(self.family.runner)  # without its __init__, which loads the model
+        vars(self.runner).update(config=settings, block_size=config.block_size, device=HOST)
+        vars(self.runner).update(rank=0, world_size=1, enforce_eager=True)
         self._sequences: dict[str, Any] = {}
 
+    @fits
     def submit(self, name: str, tokens: Sequence[int], max_new_tokens: int) -> None:
         params = self.family.sampling_params(max_tokens=max_new_tokens, ignore_eos=True)
         seq = self.family.sequence(list(tokens), params)
@@ -180,6 +213,7 @@ class SequenceEngine:
         seq.pagefault_name = name
         self.scheduler.add(seq)
 
+    @fits
     def step(self) -> Step:
         seqs, is_prefill = self.scheduler.schedule()
         prepare = self.runner.prepare_prefill if is_prefill else self.runner.prepare_decode
@@ -226,6 +260,7 @@ class SequenceEngine:
         answer: StepBatch = step.handle[2]
         return answer
 
+    @fits
     def finish(self, step: Step, tokens: Sequence[int]) -> None:
         seqs, is_prefill, _ = step.handle
         sampled = iter(tokens)
@@ -233,20 +268,34 @@ class SequenceEngine:
         phase = (is_prefill,) if self._takes_phase else ()
         self.scheduler.postprocess(seqs, per_row, *phase)
         for seq in seqs:
-            if seq.is_finished:
+            if self._has_ended(seq):
                 self._sequences.pop(seq.pagefault_name, None)
 
+    def _has_ended(self, seq: Any) -> bool:
+        """Early versions have no `is_finished`: there it has ended once no queue has it."""
+        told = getattr(seq, "is_finished", None)
+        return (
+            not any(seq is other for other in (*self.scheduler.waiting, *self.scheduler.running))
+            if told is None
+            else told
+        )
+
+    @fits
     def live(self) -> Sequence[str]:
         return [seq.pagefault_name for seq in (*self.scheduler.waiting, *self.scheduler.running)]
 
+    @fits
     def slots(self, name: str) -> Sequence[int]:
         return slots_from_table(self._sequences[name].block_table, self.block_size)
 
+    @fits
     def table(self, name: str) -> Sequence[int]:
         return list(self._sequences[name].block_table)
 
+    @fits
     def ref_count(self, block: int) -> int:
         return int(self.manager.blocks[block].ref_count)
 
+    @fits
     def free_blocks(self) -> list[int]:
         return list(self.manager.free_block_ids)

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 from properties.blocks.operations import Geometry
 from properties.protocol import Capabilities, slots_from_table
 from properties.targets import Unavailable
+from properties.targets.standins import StandInError
 
 
 class TableTarget:
@@ -82,16 +84,17 @@ def load_file(name: str, path: str, replace: Mapping[str, ModuleType] | None = N
 def stubs(*names: str, forget: Sequence[str] = (), **attributes: Any) -> Iterator[None]:
     """Stand in for modules that are not here (a GPU kernel library, a server) while the block imports something.
 
-    Any attribute of a stub can be imported, called, subclassed or used as a decorator until the block ends; using one
-    afterwards raises a `RuntimeError` that names it, so that no result ever comes from a stub. `attributes` are given to
-    every stub as they are. Afterwards the stubs are gone, and so is every module below the packages in `forget` that the
-    block imported: a module that was built on a stub must not be found by somebody else.
+    Every module below a stub is one too. Any attribute of a stub can be imported, called, subclassed or used as a decorator
+    until the block ends; using one afterwards raises a `StandInError` that names it (the verdict ADAPTER), so that no result
+    ever comes from a stub. `attributes` are given to every stub as they are. Afterwards the stubs are gone, and so is every
+    module below the packages in `forget` that the block imported: a module that was built on a stub must not be found by
+    somebody else.
 
     >>> with stubs("flash_attn"):
     ...     from flash_attn import flash_attn_varlen_func
-    >>> flash_attn_varlen_func()
+    >>> flash_attn_varlen_func()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    RuntimeError: flash_attn.flash_attn_varlen_func is a stub that stood in while something was imported; it cannot run
+    properties.targets.standins.StandInError: pagefault's flash_attn.flash_attn_varlen_func is a stub that stood in ...
     """
     importing = _Importing()
     modules: dict[str, ModuleType] = {}
@@ -103,13 +106,36 @@ def stubs(*names: str, forget: Sequence[str] = (), **attributes: Any) -> Iterato
                 modules.setdefault(part, _StubModule(part, importing, attributes))
     before = set(sys.modules)
     try:
-        with _installed(modules):
+        with _apart(names), _installed(modules), _found_below(names, importing, attributes):
             yield
     finally:
         importing.over = True
         for loaded in set(sys.modules) - before:
             if any(_is_below(loaded, root) for root in forget):
                 del sys.modules[loaded]
+
+
+@contextlib.contextmanager
+def _apart(names: Sequence[str]) -> Iterator[None]:
+    """Nothing below these names in `sys.modules`; afterwards what was there, and nothing else."""
+    below = [loaded for loaded in sys.modules if any(_is_below(loaded, name) for name in names)]
+    hidden = {loaded: sys.modules.pop(loaded) for loaded in below}
+    try:
+        yield
+    finally:
+        for loaded in [loaded for loaded in sys.modules if any(_is_below(loaded, name) for name in names)]:
+            del sys.modules[loaded]
+        sys.modules.update(hidden)
+
+
+@contextlib.contextmanager
+def _found_below(names: Sequence[str], importing: _Importing, attributes: Mapping[str, Any]) -> Iterator[None]:
+    finder = _StubFinder(names, importing, attributes)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 @contextlib.contextmanager
@@ -147,6 +173,23 @@ class _Importing:
     over = False
 
 
+class _StubFinder(MetaPathFinder, Loader):
+    """Finds a stub for each of some names, and for every module below them."""
+
+    def __init__(self, names: Sequence[str], importing: _Importing, attributes: Mapping[str, Any]) -> None:
+        self._names, self._importing, self._attributes = names, importing, attributes
+
+    def find_spec(self, fullname: str, *_: Any) -> ModuleSpec | None:
+        covered = any(_is_below(fullname, name) for name in self._names)
+        return ModuleSpec(fullname, self, is_package=True) if covered else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StubModule(spec.name, self._importing, self._attributes)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """A stub has nothing to run."""
+
+
 class _StubModule(ModuleType):
     """A module that has every attribute."""
 
@@ -170,9 +213,15 @@ class _Stub:
         self._name = name
         self._importing = importing
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _alive(self) -> _Stub:
         if self._importing.over:
-            raise RuntimeError(f"{self._name} is a stub that stood in while something was imported; it cannot run")
+            raise StandInError(
+                f"pagefault's {self._name} is a stub that stood in while something was imported; it cannot run"
+            )
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._alive()
         decorated = len(args) == 1 and not kwargs and isinstance(args[0], Callable | type)  # type: ignore[arg-type]
         return args[0] if decorated and not isinstance(args[0], _Stub) else self
 
@@ -181,16 +230,42 @@ class _Stub:
             raise AttributeError(attribute)
         return _Stub(f"{self._name}.{attribute}", self._importing)
 
-    def __getitem__(self, key: object) -> _Stub:
-        return self
+    def __bool__(self) -> bool:
+        return bool(self._alive()._name)
 
     def __or__(self, other: object) -> _Stub:
-        return self
+        return self  # in annotations, whenever they are evaluated
 
     __ror__ = __or__
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return ()
+
+
+def _operator(answer: Any = None) -> Any:
+    """An operator of a stub that gives `answer`, else the stub itself, while something is imported."""
+    return lambda stub, *_: stub._alive() if answer is None else (stub._alive() and answer)
+
+
+for _name in (
+    "getitem",
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "enter",
+):
+    setattr(_Stub, f"__{_name}__", _operator())
+for _name, _answer in {"len": 0, "int": 0, "index": 0, "float": 0.0, "iter": iter(()), "exit": False}.items():
+    setattr(_Stub, f"__{_name}__", _operator(_answer))
 
 
 @contextlib.contextmanager

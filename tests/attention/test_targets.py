@@ -17,6 +17,7 @@ from properties.attention.targets.plain import PlainTorch
 from properties.contract import AdapterError
 from properties.drive import drive
 from properties.targets import Unavailable, load
+from properties.targets.support import stubs
 from tests.attention.clean import reads_judged_clean
 from tests.attention.test_findings import BATCH
 
@@ -112,6 +113,18 @@ def test_one_output_for_all_calls_is_no_finding() -> None:
 def test_a_mistake_in_an_adapter_is_no_finding(adapter: Callable[[], PlainTorch], message: str) -> None:
     with pytest.raises(AdapterError, match=message):
         judge(adapter(), BATCH)
+
+
+def test_a_stub_that_is_called_is_no_finding() -> None:
+    with stubs("a_kernel_that_is_not_here"):
+        from a_kernel_that_is_not_here import attend
+
+    class Stubbed(PlainTorch):
+        def decode(self, *_: object, **__: object) -> object:
+            return attend()
+
+    with pytest.raises(AdapterError, match=r"a_kernel_that_is_not_here\.attend is a stub"):
+        judge(Stubbed(), BATCH)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from properties.blocks.operations import Geometry
+from properties.contract import AdapterError
 from properties.targets import Unavailable, builtin_error, load, support
 from properties.targets.support import TableTarget, load_file, module, packages, require, stubs
 
@@ -134,8 +135,33 @@ def test_no_result_ever_comes_from_a_stub(engine):
     with stubs(*NAMES, "flash_attention_that_is_not_here.layers", forget=[engine]):
         core = importlib.import_module(engine).core
 
-    with pytest.raises(RuntimeError, match=r"flash_attention_that_is_not_here\.varlen is a stub"):
+    with pytest.raises(AdapterError, match=r"flash_attention_that_is_not_here\.varlen is a stub"):
         core.run()
+
+
+def test_nothing_is_computed_with_a_stub_afterwards():
+    with stubs("flash_attention_that_is_not_here"):
+        from flash_attention_that_is_not_here import SIZE
+
+        assert not list(SIZE * 2 + 1)
+    for use in (bool, len, int, iter, lambda size: size + 1, lambda size: size < 3, lambda size: size[0]):
+        with pytest.raises(AdapterError, match=r"SIZE is a stub"):
+            use(SIZE)
+
+
+def test_modules_below_a_stub_are_stubs_even_where_the_real_ones_are_loaded():
+
+    real = importlib.import_module("json.decoder")
+    before = set(sys.modules)
+
+    with stubs("json"):
+        import json.decoder as stub
+        from json.not_there import deeper
+
+        assert stub is not real
+        assert callable(deeper.anything)
+    assert sys.modules["json.decoder"] is real
+    assert set(sys.modules) == before
 
 
 def test_stubs_cover_what_is_here_and_give_it_back():
