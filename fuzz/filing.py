@@ -57,11 +57,11 @@ class Filing:
             return None
         if evidence.how == "error":
             self.folder.event("not-examined", target=run.name, property=suspect.property, detail=evidence.detail)
-            return self.keep(run, _flaky(case, f"it could not be confirmed: {evidence.detail}"))
+            return self.keep(run, _unsure(case, f"it could not be confirmed: {evidence.detail}"))
         if suspect.death and evidence.how == "gone" and suspect.signal in OUTSIDE:
             self.folder.event("not-reproduced", target=run.name, death=suspect.death)
             return None
-        return self.keep(run, _flaky(case, evidence.detail))
+        return self.keep(run, _unsure(case, f"{evidence.detail}; {NOT_EACH_TIME}"))
 
     def adapter(self, run: TargetRun, problem: str, remedy: str, trace: str = "") -> None:
         """The verdict ADAPTER: the target is out; `trace` is only for the record. Modifies `run`. Raises `DiskError`."""
@@ -112,6 +112,8 @@ class Filing:
         self.tell(f"{word} {run.name} {case.property} in {steps}: {finding.path}{known}")
 
 
-def _flaky(case: Case, detail: str) -> Case:
-    hint = "does the target, or its adapter, keep state between cases, or depend on time or chance?"
-    return Case(**{**msgspec.structs.asdict(case), "flaky": True, "message": f"{case.message} FLAKY: {detail}; {hint}"})
+NOT_EACH_TIME = "does the target, or its adapter, keep state between cases, or depend on time or chance?"
+
+
+def _unsure(case: Case, why: str) -> Case:
+    return Case(**{**msgspec.structs.asdict(case), "flaky": True, "message": f"{case.message} FLAKY: {why}"})
