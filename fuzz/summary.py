@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +26,7 @@ def print_summary(campaign: Campaign, console: Console) -> None:
     """Print what came of the campaign."""
     outcomes = [outcome_of(run) for run in campaign.runs.values()]
     console.print()
-    console.print(_table(outcomes))
+    console.print(table(outcomes))
     for outcome in outcomes:
         _print_target(outcome, console, on_device(campaign.options.device))
     _print_expired(campaign, console)
@@ -40,10 +42,14 @@ def plain(console: Console, text: str) -> None:
     console.print(Text(text), soft_wrap=True)
 
 
-def _table(outcomes: list[Outcome]) -> Table:
+def table(outcomes: list[Outcome]) -> Table:
+    """A line for each target; in a narrow place only names of targets are broken."""
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for name in ("target", "cases", "operations", "ops/s", "succeeded", "new", "known", "verdict"):
-        table.add_column(name, justify="left" if name in ("target", "verdict") else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if name in ("target", "verdict") else "right"
+        table.add_column(
+            name, justify=justify, no_wrap=name != "target", overflow="fold"
+        )  # long names leave no number out
     for outcome in outcomes:
         tally = outcome.run.tally
         numbers = [f"{tally.cases:,}", f"{tally.operations:,}", f"{tally.per_second:,.0f}", f"{tally.succeeded:.0%}"]

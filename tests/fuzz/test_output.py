@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -9,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fuzz import output
+from fuzz.campaign_state import TargetRun
+from fuzz.outcome import outcome_of
+from fuzz.summary import table
 from tests.fuzz.helpers import ROOT, bad, environment, pagefault
 
 
@@ -66,3 +71,16 @@ def test_the_replay_command_of_a_campaign_runs_as_it_is_printed(tmp_path: Path) 
 
 def test_show_names_the_command_too(leaky_case: Path, tmp_path: Path) -> None:
     assert f"replay: pagefault repro {leaky_case}" in pagefault("show", leaky_case, cwd=tmp_path).out
+
+
+def test_a_long_name_of_a_target_leaves_no_verdict_out() -> None:
+    """In a pipe there are 80 columns: the verdict was cut to "ADA..."."""
+    runs = [TargetRun("path/to/a/checkout/of/somebody/with_a_long_name.py:AndALongClass", state="adapter")]
+    file = io.StringIO()
+
+    Console(file=file, width=80).print(table([outcome_of(run) for run in runs]))
+
+    printed = file.getvalue()
+    assert "ADAPTER" in printed
+    assert "with_a_long_name-AndALongClas" in printed, "and the rest of it in the next line"
+    assert max(map(len, printed.splitlines())) <= 80
