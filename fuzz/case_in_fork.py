@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fuzz import messages
-from fuzz.isolate import BEAT, Emit, Ended, unreturned
+from fuzz.isolate import BEAT, Emit, Ended
 from fuzz.own_error import in_guarded_fork
 from fuzz.values import DEFAULT_LIMIT_S
 from properties.case import Case, decode, encode
@@ -20,6 +20,7 @@ from properties.report import operation_in_words
 from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, MUST_RETURN, Verdict, run_trace
+from properties.wording import unreturned
 
 CRASH = "CRASH-2"
 """The clause that a death or a hang of the process breaks."""

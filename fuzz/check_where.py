@@ -9,10 +9,11 @@ from typing import Any
 
 from fuzz import messages
 from fuzz.case_in_fork import CRASH, MADE_WRONG, NO_LIMIT_S, call_in_words
-from fuzz.isolate import BEAT, Emit, Ended, unreturned
+from fuzz.isolate import BEAT, Emit, Ended
 from properties.drive import NUM_STEPS, drive
 from properties.levels import LevelSpec
 from properties.trial import EVERYTHING, Verdict
+from properties.wording import unreturned
 
 SIZE = 512
 _STEP = "\x1e"

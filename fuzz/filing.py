@@ -61,7 +61,7 @@ class Filing:
         if suspect.death and evidence.how == "gone" and suspect.signal in OUTSIDE:
             self.folder.event("not-reproduced", target=run.name, death=suspect.death)
             return None
-        return self.keep(run, _unsure(case, f"{evidence.detail}; {NOT_EACH_TIME}"))
+        return self.keep(run, _unsure(case, f"{evidence.detail}; {BY_CHANCE}"))
 
     def adapter(self, run: TargetRun, problem: str, remedy: str, trace: str = "") -> None:
         """The verdict ADAPTER: the target is out; `trace` is only for the record. Modifies `run`. Raises `DiskError`."""
@@ -112,7 +112,7 @@ class Filing:
         self.tell(f"{word} {run.name} {case.property} in {steps}: {finding.path}{known}")
 
 
-NOT_EACH_TIME = "does the target, or its adapter, keep state between cases, or depend on time or chance?"
+BY_CHANCE = "does the target, or its adapter, keep state between cases, or depend on time or chance?"
 
 
 def _unsure(case: Case, why: str) -> Case:

@@ -26,7 +26,6 @@ _DONE = b"\x00done"
 
 SOON_S = 0.2
 """Seconds of silence after which it is asked what a process waits for: most answer sooner, and asking takes time."""
-_UNRETURNED = "it did not return within"
 Emit = Callable[[bytes], None]
 
 
@@ -50,16 +49,6 @@ class Ended:
     def failed(self) -> bool:
         """Whether the process died or hung."""
         return bool(self.died) or self.hung
-
-
-def unreturned(limit_s: float) -> str:
-    """The words for a call that was stopped after `limit_s` seconds."""
-    return f"{_UNRETURNED} {limit_s:g} s"
-
-
-def is_unreturned(words: str) -> bool:
-    """Whether they are, or end with, those of `unreturned`."""
-    return _UNRETURNED in words
 
 
 def in_fork(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fuzz import messages
 from fuzz.case_in_fork import MADE_WRONG, call_limit, fails_with, joined_case, replay, run_in_fork
 from fuzz.check import check
-from fuzz.isolate import BEAT, Emit, Ended, in_fork, unreturned
+from fuzz.isolate import BEAT, Emit, Ended, in_fork
 from fuzz.kept import Behind
 from fuzz.making import signs_of_life
 from fuzz.own_error import OwnError
@@ -19,6 +19,7 @@ from properties.contract import UsageError
 from properties.levels import LevelSpec
 from properties.specs import spec_of
 from properties.targets import Target
+from properties.wording import unreturned
 
 TRIES = 4
 """How often a case is tried alone before it counts as one that does not fail by itself."""

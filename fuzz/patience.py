@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from fuzz.campaign_state import Worker
 from fuzz.child import READY_LIMIT_S
-from fuzz.isolate import unreturned
 from fuzz.values import DEFAULT_LIMIT_S
 from properties.targets import BUILTIN, WITH_PATH
+from properties.wording import unreturned
 
 STUCK_S = 2.0
 """Seconds after which a call that has not returned when the time is up is waited for."""

@@ -19,14 +19,14 @@ from fuzz.case_in_fork import (
     run_in_fork,
     second_call_in_fork,
 )
-from fuzz.isolate import BEAT, Emit, in_fork, is_unreturned
+from fuzz.isolate import BEAT, Emit, in_fork
 from properties.case import Case, encode
 from properties.contract import Breach
-from properties.minimise import REPEATS, minimise
+from properties.minimise import REPEATS, minimise, step_broken
 from properties.specs import spec_of
 from properties.targets import Target
 from properties.trial import EVERYTHING, run_trace
-from properties.wording import UNREPEATED
+from properties.wording import UNREPEATED, is_unreturned
 
 KEPT = (
     "Alone in a fresh process the {} call is right: what an earlier one left behind reaches it (scratch memory that is not "
@@ -60,7 +60,7 @@ class Minimiser:
         whole limit."""
         if case.property == CRASH and is_unreturned(case.message):
             return 0
-        return sum(self._step_broken(case) != _step_told(case) for _ in range(REPEATS - 1))
+        return sum(self._step_broken(case) != step_broken(case, case.property) for _ in range(REPEATS - 1))
 
     def _step_broken(self, case: Case) -> int:
         judged = replay(self.target, case, self.limit_s)
@@ -187,8 +187,3 @@ class Minimiser:
         order = tuple(Breach(*breach) for breach in breaches)
         new = {"message": message, "versions": now, "flaky": False, "breaches": order, "outcomes": dict(outcomes)}
         return Case(**{**msgspec.structs.asdict(case), **new})
-
-
-def _step_told(case: Case) -> int:
-    """The step at which a finished case breaks its clause."""
-    return next(breach.step for breach in case.breaches if breach.property == case.property)

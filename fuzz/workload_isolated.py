@@ -11,11 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from fuzz.isolate import BEAT, Emit, Ended, in_fork, unreturned
+from fuzz.isolate import BEAT, Emit, Ended, in_fork
 from fuzz.workload_base import Tell, Watch
 from fuzz.workload_pool import WorkloadResult
 from properties.blame import last_lines
 from properties.contract import AdapterError, Breach, UsageError
+from properties.wording import unreturned
 
 BEAT_S = 0.1
 """Seconds between two signs of life."""

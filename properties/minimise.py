@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from properties.case import Case
 from properties.levels import LevelSpec
 from properties.trial import EVERYTHING, Verdict, run_trace
 
@@ -69,9 +70,9 @@ def judge(spec: LevelSpec, make: Callable[[], Any], geometry: Any, operations: S
     return run_trace(spec, make, geometry, operations, tolerate=EVERYTHING)
 
 
-def step_broken(verdict: Verdict, property: str) -> int | None:
-    """The step at which a trace breaks a clause, if it does."""
-    return next((breach.step for breach in verdict.breaches if breach.property == property), None)
+def step_broken(broken: Verdict | Case, property: str) -> int | None:
+    """The step at which a trace, or a case, breaks a clause, if it does."""
+    return next((breach.step for breach in broken.breaches if breach.property == property), None)
 
 
 def trimmed(spec: LevelSpec, make: Callable[[], Any], trace: Trace, property: str) -> Trace:

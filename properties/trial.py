@@ -16,6 +16,7 @@ from properties.contract import AdapterError, PagefaultError
 from properties.levels import LevelSpec
 from properties.protocol import Capabilities
 from properties.timelimit import TRACE_LIMIT_S, TimedOut, time_limit
+from properties.wording import unreturned
 
 MAKE_LIMIT_S = 60.0
 """Seconds that an adapter may take to be made where no other limit is set: it may import a big engine."""
@@ -63,9 +64,7 @@ def new_target(make: Callable[[], Any]) -> Any:
         raise
     except BaseException as error:
         if isinstance(error, TimedOut) and time.monotonic() - started >= MAKE_LIMIT_S:
-            raise AdapterError(
-                f"making the adapter: it did not return within {MAKE_LIMIT_S:g} s", MUST_RETURN
-            ) from None
+            raise hung_outside_a_step("making the adapter", MAKE_LIMIT_S) from None
         passes(error)
         raise AdapterError(
             f"making the adapter raised {said(error)} ({last_lines(error)})",
@@ -194,7 +193,7 @@ def led(error: AdapterError, geometry: Any, operations: Sequence[Any]) -> Adapte
 
 def hung_outside_a_step(call: str, limit_s: float) -> AdapterError:
     """Making or opening a target took too long: that is the adapter's, since no operation was under way."""
-    return AdapterError(f"{call}: it did not return within {limit_s:g} s", MUST_RETURN)
+    return AdapterError(f"{call}: {unreturned(limit_s)}", MUST_RETURN)
 
 
 def ends(breaches: Iterable[Any], tolerate: Collection[str]) -> bool:
